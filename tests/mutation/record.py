@@ -82,8 +82,8 @@ def _one_by_one(self):
     yield
 
 
-def _one_segment(original, prompts):
-    segments = original(prompts)
+def _one_segment(original, *args):
+    segments = original(*args)
     return tuple(
         replace(s, pieces=[p for one in segments for p in one.pieces]) for s in segments[:1]
     )

@@ -106,6 +106,16 @@ def _one_seed_for_all_turns(original, self, episode, at, place):
     return original(self, episode, replace(at, state=replace(at.state, turns=())), place)
 
 
+HISTORIES = "tests/environments/program/test_histories.py::"
+ECHOED = f"{HISTORIES}test_echoed_replies_are_the_sampled_tokens[granite-as sent]"
+PARALLEL = f"{HISTORIES}test_each_sampled_token_is_trained_once_after_its_own_prompt[parallel conversations]"
+OTHER_ROLE = f"{HISTORIES}test_replies_of_another_role_are_context"
+
+
+def _of_any_role(original, actor, wire, stop, past, turns):
+    return original(actor, wire, stop, [replace(prompted, actor=actor) for prompted in past], turns)
+
+
 FAULTS = (
     # Optima's trees: values, the draw of a node, merges, seeds.
     Fault(f"{R}tree_search:node_values", around(_values_of_the_best), [VALUE]),
@@ -153,6 +163,10 @@ FAULTS = (
         [EVERY_CONTENT],
     ),
     Fault(f"{M}control:ControlTokens.allowed_ids", given(role="assistant"), [NO_TOOL_TEXT]),
+    # Programs: echoed replies are the sampled tokens, and replies of another role are context.
+    Fault("coterie.environments.program_history:_echoes", returns(False), [ECHOED]),
+    Fault("coterie.record.rows:_previous", returns({}), [PARALLEL]),
+    Fault("coterie.environments.program_history:read_history", around(_of_any_role), [OTHER_ROLE]),
     # Chat templates: roles, thoughts, lost messages.
     Fault(f"{M}chat:ChatRenderer._arrange", around(lambda original, self, chat: chat), [ORDERS]),
     Fault(f"{M}chat:ChatRenderer._header_before", given(rest=""), [KEPT_THOUGHT]),

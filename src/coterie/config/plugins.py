@@ -205,7 +205,10 @@ def guarded(task: str, do: Callable[[], Any], seconds: float = 0.0) -> Any:
         raise
     # A plug-in may call `sys.exit`, which must not end the command without a message.
     except (Exception, SystemExit, OutOfTime) as error:
-        raise UserError(f"{task}: {last_line(error)}", "fix the plug-in or remove it") from error
+        fix = "fix the plug-in or remove it"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            fix = f"install what it imports: pip install {error.name.partition('.')[0]}; or {fix}"
+        raise UserError(f"{task}: {last_line(error)}", fix) from error
 
 
 @contextmanager

@@ -51,6 +51,8 @@ class Observation:
     results: tuple[ToolResult, ...] = ()
     """One result for each call of a turn. If several actors call at the same time, each has its own observation.
     Without ``parts``, the environment's syntax renders them."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls in a message that no agent sampled, which a prompt shows as an assistant's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class State:
     left: Mapping[str, int] = field(default_factory=dict)
     """Remaining amount of each limit (see ``Environment.limits``)."""
     end: Ending | None = None
+    prompt_tokens: int = 0
+    """In an act: number of tokens of the last turn's prompt; 0 if its sampler counts none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +262,17 @@ class Shortens(Protocol):
 
     def shorter(self, state: State, actor: str) -> Iterable[tuple[Message, ...]]:
         """Yield shorter prompts of an actor, the longest first. The first that fits is used."""
+
+
+@runtime_checkable
+class AnswersRequests(Protocol):
+    """Environment whose prompts are the requests of a program. A role may have several conversations at a time."""
+
+    def request_limits(self, state: State) -> tuple[tuple[str, ...], int | None]:
+        """Return the stop strings and the maximum number of tokens that the current request asks for."""
+
+    async def refuse(self, state: State, session: Any, problem: str) -> Transition:
+        """Tell the program that its request does not fit the model's context, and wait for what it does next."""
 
 
 def check_graded(environment: object) -> None:

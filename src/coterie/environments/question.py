@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import ValidationError, field_validator
 
@@ -72,6 +72,9 @@ CONTEST_COLUMNS = ("tests", "starter", "function", "prelude", "checker")
 class QuestionSettings(EnvironmentSettings):
     """Settings of the prompt and the reward."""
 
+    unhashed: ClassVar[frozenset[str]] = frozenset({"name", "reward"})
+    """Keys with folders, and keys that change no result."""
+
     prompt: str | None = key(
         None,
         "The prompt. `{question}` and `{COLUMN}` are values of the row, `{{` and `}}` are braces, and `{}` stays as "
@@ -109,7 +112,7 @@ class QuestionSettings(EnvironmentSettings):
 
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""
-        keys = self.model_dump_json(exclude={"name", "reward"})
+        keys = self.model_dump_json(exclude=set(self.unhashed))
         return digest(keys, label(self.reward or ""))
 
 
@@ -122,6 +125,8 @@ class Item(NamedTuple):
     row: Mapping[str, Any]
     where: str
     contest: ContestRow | None = None
+    hidden: frozenset[str] = frozenset()
+    """Columns, and fields in them, that an agent may not see."""
 
 
 class OneReply(OneAgent, Pure):
@@ -146,14 +151,17 @@ class Question(RowTasks, OneReply):
 
     settings_type = QuestionSettings
     row_types: tuple[type[QuestionRow], ...] = (QuestionRow,)
+    rewards: Mapping[str, str] = METRICS
+    """Metrics of the built-in rewards."""
+    default_prompts: Mapping[str, str] = PROMPTS
 
     def __init__(self, settings: QuestionSettings, rows: Rows) -> None:
         self.settings, self.rows, self.name = settings, rows, rows.name
-        self.reward = settings.reward or _default_reward(rows.row)
-        self.function = None if self.reward in METRICS else find(REWARDS, self.reward)
+        self.reward = settings.reward or self.default_reward(rows)
+        self.function = None if self.reward in self.rewards else find(REWARDS, self.reward)
         self.arguments = arguments_of(self.function) if self.function else set[str]()
         self.trial = ""
-        self.metric = METRICS.get(self.reward, label(self.reward))
+        self.metric = self.rewards.get(self.reward, label(self.reward))
         self.needs: tuple[type, ...] = ()
         if self.reward == "code":
             # Only programs need the sandbox.
@@ -166,7 +174,10 @@ class Question(RowTasks, OneReply):
                 f"environment.prompt={settings.prompt!r} has no column: all tasks would be the same",
                 "put {question} or another {COLUMN} into it",
             )
-        self.prompt = settings.prompt or PROMPTS.get(self.reward, "{question}")
+        self.prompt = settings.prompt or self.default_prompts.get(self.reward, "{question}")
+
+    def default_reward(self, rows: Rows) -> str:
+        return _default_reward(rows.row)
 
     def task_of(self, row: QuestionRow) -> Task:
         return self._items[f"{self.name}-{row.id}"].task
@@ -223,7 +234,7 @@ class Question(RowTasks, OneReply):
         public = {"question": question} | ({} if prompt == question else {"prompt": prompt})
         public |= {"system": system} if system else {}
         task = Task(f"{self.name}-{row.id}", public, secret_answers(row))
-        return Item(task, question, answers, raw, where, contest)
+        return Item(task, question, answers, raw, where, contest, frozenset(hidden))
 
     @property
     def _named(self) -> set[str]:

@@ -88,6 +88,7 @@ BUILT_IN: Mapping[str, Entry] = {
     "verifiers": Entry("bridges.verifiers:Verifiers", open=True),
     "nemo_gym": Entry("bridges.nemo_gym:NemoGym", open=True),
     "question": Entry("question:Question", _datasets("qa"), open=True),
+    "program": Entry("program:Program", open=True, generates_tasks=False),
     "conversation": Entry(
         "conversation:ConversationReply",
         _datasets("conversations preferences ultra_interact ultra_feedback"),

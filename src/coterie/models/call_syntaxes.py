@@ -376,6 +376,12 @@ SYNTAXES = {
 """Syntaxes in the order in which they are tried; docs/howto/tools.md shows an example of each."""
 
 
+def text_before_calls(text: str) -> str:
+    """Return the text of a message up to its first call in any syntax; empty if a call is not marked."""
+    openings = (syntax.opening.search(text) for syntax in SYNTAXES.values())
+    return text[: min((opening.start() for opening in openings if opening), default=0)].rstrip()
+
+
 def _typed(value: str, schema: Mapping[str, object], key: str) -> object:
     """Return the value of a text by the tool's schema; the text itself if no other type fits."""
     properties = schema.get("properties")

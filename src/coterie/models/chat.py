@@ -6,7 +6,7 @@ prompt. If it changes them (drops a thought), the prompt has its own text, and t
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import takewhile
@@ -103,8 +103,11 @@ class ChatRenderer:
             Tool(self._safe(t.name), self._safe(t.description), mapped(t.parameters, self._safe))
             for t in tools
         ]
+        callers = _callers(messages, tree)
         chat = self._join_continued(
-            item for m in messages for item in self._prepare(m, tree, reader, viewers, bool(tools))
+            item
+            for message, caller in zip(messages, callers, strict=True)
+            for item in self._prepare(message, tree, reader, viewers, bool(tools), caller)
         )
         # An agent that samples after an inline result continues its turn, without end and header.
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
@@ -249,9 +252,18 @@ class ChatRenderer:
         return self.template.shows(chat, "system")
 
     def _prepare(
-        self, message: Message, tree: Tree, reader: str, viewers: Sequence[str], native: bool
+        self,
+        message: Message,
+        tree: Tree,
+        reader: str,
+        viewers: Sequence[str],
+        native: bool,
+        caller: Turn | None,
     ) -> tuple[TemplateMessage, ...]:
-        """Convert a message for the template; ``native``: write calls in the model's own syntax."""
+        """Convert a message for the template.
+
+        ``native``: write calls in the model's own syntax. ``caller``: the last turn with calls before the message.
+        """
         role = "user" if message.role == "tool" else message.role
         turn = tree.turns[message.turn] if message.turn is not None else None
         # A part of a prompt that the reader may not see is an error of the environment. Private
@@ -268,7 +280,7 @@ class ChatRenderer:
         # Results of tools: messages of their own, if the template has a form for them.
         if turn and turn.results and not turn.parts:
             if message.role == "tool" and self.tools.results != "user":
-                return self._results(tree, turn, content)
+                return self._results(tree, turn, content, caller)
             content = content or "\n".join(result.text for result in turn.results)
         if any(part.image for part in parts):
             problem = f"a {message.role} message has an image, and this model reads only text"
@@ -310,11 +322,12 @@ class ChatRenderer:
         around = opening, tuple(self.decode([token]) for token in ends if token in self.end_ids)
         return replace(message, calls=tuple(calls), call_ids=ids, around=around)
 
-    def _results(self, tree: Tree, turn: Turn, replacement: str) -> tuple[TemplateMessage, ...]:
-        # Results name their calls by position in the turn that made them.
-        caller = next(
-            (ancestor for ancestor in reversed(tree.path(turn.id)) if ancestor.calls), turn
-        )
+    def _results(
+        self, tree: Tree, turn: Turn, replacement: str, caller: Turn | None
+    ) -> tuple[TemplateMessage, ...]:
+        # Results name their calls by position in the turn that made them, which a prompt may omit.
+        ancestors = (ancestor for ancestor in reversed(tree.path(turn.id)) if ancestor.calls)
+        caller = caller or next(ancestors, turn)
         names = {call.id: call.name for call in caller.calls}
         first_call, messages = _count_calls(tree, caller), []
         for result in turn.results:
@@ -512,6 +525,15 @@ def _merge(message: TemplateMessage, following: TemplateMessage) -> TemplateMess
 def _continues(message: TemplateMessage) -> bool:
     """Return True if a message ends with an inline result."""
     return bool(message.slots) and message.role == "assistant" and message.slots[-1].role == INLINE
+
+
+def _callers(messages: Iterable[Message], tree: Tree) -> Iterator[Turn | None]:
+    """Yield the last turn with calls before each message: conversations of one speaker may run in parallel."""
+    caller = None
+    for message in messages:
+        yield caller
+        turn = None if message.turn is None else tree.turns[message.turn]
+        caller = turn if turn and turn.calls and message.role == "assistant" else caller
 
 
 def _count_calls(tree: Tree, turn: Turn) -> int:

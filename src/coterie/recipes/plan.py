@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from coterie.clusters import UNDER_TORCHRUN, Needs, open_cluster
 from coterie.engines.settings import device_name
 from coterie.environments.protocol import (
+    AnswersRequests,
     Environment,
     draw_tasks,
     formats_of,
@@ -411,7 +412,9 @@ def _first_prompt(
 
     Renders only the tasks with the longest or shortest texts.
     """
-    candidates = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:RENDERED]
+    # A program has to be started for its first prompt.
+    count = 1 if isinstance(environment, AnswersRequests) else RENDERED
+    candidates = sorted(tasks, key=lambda task: len(str(task.public)), reverse=longest)[:count]
     hint = max(formats_of(environment), key=len, default=None) if longest else None
     lengths = (
         len(renderer.render(prompt.messages, prompt.tree, agent, tools=prompt.tools))

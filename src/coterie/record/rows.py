@@ -339,19 +339,20 @@ Edit = Callable[[tuple[Message, ...]], tuple[Message, ...]]
 
 
 def view(tree: Tree, leaf: str, agent: str) -> View:
-    return View(agent, leaf, assemble(prompts(tree, leaf, agent)))
+    return View(agent, leaf, assemble(prompts(tree, leaf, agent), _previous(tree, leaf, agent)))
 
 
 def prompts(tree: Tree, leaf: str, agent: str) -> list[tuple[tuple[int, ...], Turn]]:
     """Return (prompt ids, turn) of the agent's turns with a prompt on the path to ``leaf``, oldest first."""
-    running: tuple[int, ...] = ()
+    running: dict[str | None, tuple[int, ...]] = {None: ()}
     pairs = []
     for turn in _own(tree, leaf, agent):
         request = tree.requests[turn.prompt]  # type: ignore[index]
-        # Requests are deltas on the running tokens: the agent's previous prompt and turn.
-        prompt = running[: request.keep] + request.ids
+        # Requests are deltas on the running tokens: the prompt and the turn of a previous request,
+        # which is the last one in the same conversation.
+        prompt = running[request.previous][: request.keep] + request.ids
         pairs.append((prompt, turn))
-        running = prompt + turn.ids
+        running[turn.id] = prompt + turn.ids
     return pairs
 
 
@@ -366,22 +367,41 @@ def recontext(tree: Tree, leaf: str, agent: str, *, name: str, edit: Edit, rende
         # Rendered again, with the agent's own turns as their sampled tokens (`Render`).
         messages = edit(tree.messages(request))
         edited.append((render(messages, tree, agent, tools=request.tools), turn))
-    return View(agent, leaf, assemble(edited), context=name)
+    return View(agent, leaf, assemble(edited, _previous(tree, leaf, agent)), context=name)
 
 
-def assemble(prompts: Sequence[tuple[tuple[int, ...], Turn]]) -> tuple[Segment, ...]:
+def assemble(
+    prompts: Sequence[tuple[tuple[int, ...], Turn]], previous: Mapping[str, str] | None = None
+) -> tuple[Segment, ...]:
+    """Join prompts and turns to segments.
+
+    Args:
+        prompts: Prompt and turn of each model call, oldest first.
+        previous: Id of the turn before a turn in its conversation; by default the turn of the call before.
+    """
     segments: list[Segment] = []
-    running: tuple[int, ...] = ()
+    ended: dict[str, tuple[Segment, tuple[int, ...]]] = {}  # by last turn: a segment and its ids
+    last = ""
     for prompt, turn in prompts:
+        before = (previous or {}).get(turn.id, last)
+        segment, running = ended.get(before, (None, ()))
         # As tokens, not as text: only then the model had exactly these tokens as its context. A
         # prompt that rewrites history begins a new row, so that no target has a wrong context.
-        if segments and prompt[: len(running)] == running:
-            segments[-1].pieces.append(Piece(prompt[len(running) :]))
+        if segment is not None and prompt[: len(running)] == running:
+            # A second reply to the same history begins another segment.
+            del ended[before]
+            segment.pieces.append(Piece(prompt[len(running) :]))
         else:
-            segments.append(Segment([Piece(prompt)]))
-        segments[-1].pieces.append(Piece(turn.ids, turn))
-        running = prompt + turn.ids
+            segment = Segment([Piece(prompt)])
+            segments.append(segment)
+        segment.pieces.append(Piece(turn.ids, turn))
+        last, ended[turn.id] = turn.id, (segment, prompt + turn.ids)
     return tuple(segments)
+
+
+def _previous(tree: Tree, leaf: str, agent: str) -> dict[str, str]:
+    requests = {turn.id: tree.requests[turn.prompt or ""] for turn in _own(tree, leaf, agent)}
+    return {id_: request.previous for id_, request in requests.items() if request.previous}
 
 
 def _own(tree: Tree, leaf: str, agent: str) -> list[Turn]:

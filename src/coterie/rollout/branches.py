@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from coterie.config.user_code import in_steps
 from coterie.engines.protocol import EngineError, gather_or_cancel
 from coterie.environments.protocol import (
+    AnswersRequests,
     Environment,
     EnvironmentFault,
     Grade,
@@ -35,6 +36,7 @@ from coterie.errors import UserError
 from coterie.record.tree import CONTEXT, STOPPED, TURNS, Ending, Task, Tree
 from coterie.record.turn import (
     Finish,
+    Message,
     Part,
     Speaker,
     Tool,
@@ -62,7 +64,7 @@ class Position:
     """Id of the last turn, or of the tree's root."""
     state: State
     contexts: Mapping[str, AgentContext] = field(default_factory=dict)
-    """Running prompt of each actor, which its next request is stored as a delta on."""
+    """Running prompts by actor, or by the turns that end them in the conversations of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +130,10 @@ def _observation_turns(
         )
         if results and not parts and syntax is not None and (text := syntax.show(results)):
             parts = (Part(text, source="results"),)
+        speaker, calls = observation.speaker, observation.calls
+        author = "environment"
         try:
-            turn = make_turn(
-                parent, observation.speaker, parts, results=results, author="environment"
-            )
+            turn = make_turn(parent, speaker, parts, calls=calls, results=results, author=author)
         except UserError as error:  # invalid text: the fault of this item alone
             raise ValueError(error.what) from error
         turns.append(turn)
@@ -259,8 +261,18 @@ def _calls(
         return validate_calls(calls, tools, max_calls=max_calls)
 
 
-def context_at(position: Position, actor: str) -> AgentContext:
-    return position.contexts.get(actor) or AgentContext()
+def context_at(
+    environment: Environment, position: Position, actor: str, messages: Sequence[Message]
+) -> AgentContext:
+    """Return the running prompt that a prompt of an actor is stored as a delta on."""
+    key: str | None = actor
+    # A role of a program has several conversations, each of which ends in another turn.
+    if isinstance(environment, AnswersRequests):
+        own = {t.id for t in position.state.turns if t.speaker.name == actor and t.prompt}
+        key = next(
+            (m.turn for m in reversed(messages) if m.role == "assistant" and m.turn in own), None
+        )
+    return position.contexts.get(key or "") or AgentContext()
 
 
 T = TypeVar("T", StepResult, Grade)
@@ -358,6 +370,24 @@ class Branches:
                 break
         return position
 
+    async def refuse(self, position: Position, error: OutOfContext) -> Position:
+        """Continue a program whose request does not fit the context; end the branch of another environment there."""
+        environment = self.environment
+        if not isinstance(environment, AnswersRequests):
+            return self.cut(position, error)
+
+        async def work(live: Any) -> StepResult:
+            refuse = environment.refuse
+            transition = await self._timed("a refusal", refuse, position.state, live, str(error))
+            given = (position.node, position.state, (), transition, position.contexts)
+            return make_step_result(*given, environment.syntax)
+
+        # The observation of the refusal is the node of this step.
+        step = await self._run(position, work)
+        for turn in step.observations:
+            self.tree.add(turn)
+        return step.position
+
     def cut(self, position: Position, error: OutOfContext) -> Position:
         """End a branch whose next prompt does not fit the context. Raises ``error`` if no agent has spoken yet."""
         # The very first prompt is too long, so there is no path that could end here.
@@ -407,9 +437,11 @@ class Branches:
             # The stop strings of the call syntax are only needed while the actor may call a tool.
             stop = syntax.stop if syntax is not None else ()
             offered = template_tools(syntax, self._tools[actor])
-        return Prompt(
-            self.tree, position.node, actor, messages, seed, draw, offered, stop, self.task
-        )
+        max_tokens = None
+        if isinstance(self.environment, AnswersRequests):
+            stop, max_tokens = self.environment.request_limits(position.state)
+        given = (self.tree, position.node, actor, messages, seed, draw, offered, stop, self.task)
+        return Prompt(*given, max_tokens)
 
     async def respond(
         self, position: Position, seeds: Mapping[str, int], draw: int
@@ -422,7 +454,8 @@ class Branches:
         return tuple(await gather_or_cancel(work))
 
     async def _sample(self, position: Position, prompt: Prompt) -> Response:
-        sampler, context = self.samplers[prompt.agent], context_at(position, prompt.agent)
+        sampler = self.samplers[prompt.agent]
+        context = context_at(self.environment, position, prompt.agent, prompt.messages)
         return await sample_in_context(
             self.environment,
             position.state,
@@ -533,12 +566,16 @@ class Branches:
         session: Any,
         replayed: tuple[Turn, ...] = (),
     ) -> StepResult:
-        contexts = dict(position.contexts)
+        contexts, prompt_tokens = dict(position.contexts), 0
+        by_turn = isinstance(self.environment, AnswersRequests)
         for turn in actions:
             # Turns without a request (of persons or endpoints) leave the running prompts unchanged.
             if turn.prompt is not None:
                 name, request = turn.speaker.name, self.tree.requests[turn.prompt]
-                contexts[name] = context_at(position, name).after(turn, request)
+                previous = contexts.get(request.previous or "" if by_turn else name)
+                context = (previous or AgentContext()).after(turn, request)
+                contexts[turn.id if by_turn else name] = context
+                prompt_tokens = len(context.ids) - len(turn.ids)
         # The environment sees the limits after these turns, so it knows whether this is the last
         # step.
         budgets = left_after(position.state.left, actions)
@@ -552,6 +589,7 @@ class Branches:
             state_.answer,
             budgets,
             state_.end,
+            prompt_tokens,
         )
         act, syntax = self.environment.act, self.environment.syntax
         transition = await self._timed("an act", act, state_, actions, session, replayed=replayed)

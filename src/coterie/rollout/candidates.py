@@ -72,10 +72,9 @@ class CandidateSampling:
                 branching.append((position, agent, [int(seed[:15], 16) for seed in seeds]))
                 # Copy the agent's turn below a prompt of this tree, so that later requests are deltas on it.
                 prompt = branches.prompt(position, agent, 0, turn.draw)
-                copied_turn, request = _repeated(
-                    prompt, context_at(position, agent), turn, self.sampler
-                )
-                contexts[agent] = context_at(position, agent).after(copied_turn, request)
+                context = context_at(environment, position, agent, prompt.messages)
+                copied_turn, request = _repeated(prompt, context, turn, self.sampler)
+                contexts[agent] = context.after(copied_turn, request)
                 tree.add(copied_turn, request)
             else:
                 # A turn of a person or of the environment has no tokens, only content.
@@ -109,11 +108,13 @@ class CandidateSampling:
     ) -> list[Response]:
         """Sample all candidates with one pass over the prompt."""
         # The seed and draw of the prompt are unused, since every candidate has its own.
-        context, draws = context_at(position, agent), range(first_draw, first_draw + self.count)
+        draws = range(first_draw, first_draw + self.count)
+        prompt_here = branches.prompt(position, agent, 0, 0)
+        context = context_at(branches.environment, position, agent, prompt_here.messages)
         return await sample_in_context(
             branches.environment,
             position.state,
-            branches.prompt(position, agent, 0, 0),
+            prompt_here,
             lambda prompt: self.sampler.candidates(prompt, context, seeds, draws),
         )
 

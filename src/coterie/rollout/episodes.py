@@ -251,7 +251,7 @@ class Driver:
                 try:
                     responses = await branches.respond(position, seeds, episode.sample)
                 except OutOfContext as error:
-                    position = branches.cut(position, error)
+                    position = await branches.refuse(position, error)
                     continue
                 kinds = [self.environment.actors[actor] for actor in acting]
                 answers = zip(kinds, responses, strict=True)

@@ -89,6 +89,8 @@ class Prompt:
     """Stop strings in addition to the sampler's own; a turn includes the stop string that ended it."""
     task: Task | None = None
     """The whole task, for scripts and user simulators."""
+    max_tokens: int | None = None
+    """Limit of the turn's tokens in addition to the sampler's own."""
 
     def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
         ids, old = context.ids, context.messages
@@ -178,6 +180,7 @@ class TokenSampler:
                 f"out of context: the dialogue is {len(prompt_ids)} tokens long, and "
                 f"{self.engine.policy} takes {self.context_length}"
             )
+        room = room if prompt.max_tokens is None else min(room, prompt.max_tokens)
         if room < sampling.max_tokens or prompt.stop:
             # Ask for no more tokens than the context has left.
             max_tokens, stop = min(room, sampling.max_tokens), (*sampling.stop, *prompt.stop)
@@ -228,9 +231,10 @@ class TextSampler:
         return self.endpoint.settings.concurrency
 
     async def respond(self, prompt: Prompt, context: AgentContext) -> Response:
+        max_tokens = self.sampling.max_tokens
         reply = await self.endpoint.chat(
             utterances(prompt),
-            max_tokens=self.sampling.max_tokens,
+            max_tokens=min(prompt.max_tokens or max_tokens, max_tokens),
             temperature=self.sampling.temperature,
             top_p=self.sampling.top_p,
             stop=(*self.sampling.stop, *prompt.stop),

@@ -175,11 +175,13 @@ class TreeGrower:
         sampler: CandidateSampler,
         seeds: Mapping[int, Sequence[int]],
     ) -> dict[int, Response]:
-        context = context_at(position, actor)
+        environment = self.branches.environment
+        first_prompt = self.branches.prompt(position, actor, next(iter(seeds)), 0)
+        context = context_at(environment, position, actor, first_prompt.messages)
         candidates = await sample_in_context(
-            self.branches.environment,
+            environment,
             position.state,
-            self.branches.prompt(position, actor, next(iter(seeds)), 0),
+            first_prompt,
             lambda prompt: sampler.candidates(prompt, context, list(seeds)),
         )
         # Rollouts with equal seeds share one sample, whose tokens are counted once.

@@ -1,0 +1,530 @@
+"""Programs of users as environments: agents of any framework that asks models by OpenAI's protocol.
+
+    coterie evaluate program dataset=mine.jsonl environment.agent=my_agent.py:run policy=tiny-sums
+
+A program runs once for each episode. It gets the task and the address of a gateway, and each of its model calls is a
+turn of the role that its ``model`` names. Its result is graded, or is the reward. See docs/howto/own-agent.md.
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import shlex
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import Future, InvalidStateError
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any, Self
+
+from pydantic import field_validator, model_validator
+
+from coterie.config.folders import sha256
+from coterie.config.plugins import Kind, absolute_name, find, is_spec, last_line
+from coterie.config.settings import key
+from coterie.config.user_code import as_number
+from coterie.datasets.load import Rows
+from coterie.engines.child_guard import guarded
+from coterie.engines.protocol import cancel
+from coterie.environments.gateway import Gateway, GatewaySession, PendingRequest, open_gateway
+from coterie.environments.openai_api import RequestError
+from coterie.environments.program_history import Prompted, read_history, reply_of, with_turns
+from coterie.environments.protocol import (
+    ActorKind,
+    EnvironmentFault,
+    Grade,
+    Observation,
+    Openers,
+    Replayed,
+    Shared,
+    State,
+    Syntax,
+    Transition,
+)
+from coterie.environments.question import Question, QuestionSettings
+from coterie.errors import UserError
+from coterie.record.tree import ANSWERED, CONTEXT, Task
+from coterie.record.turn import Message, Part, Speaker, Tool, Turn, digest
+from coterie.tools.calls import NativeCalls
+
+logger = logging.getLogger(__name__)
+AGENTS = Kind("agent", {})
+GRACE = 2.0
+"""Seconds that a process has to end by itself."""
+OUTPUT = 8 * 2**20
+"""Maximum size of a result, and of the kept output of a process."""
+SHOWN = 1500
+"""Characters of a program's output in an error."""
+MAX_REFUSALS = 3
+"""Requests in a row that may exceed the context; the program was told of each."""
+GATEWAY = Speaker("environment", "gateway")
+_openings: dict[tuple[str, str], Transition] = {}
+"""First requests of this process by program and task, so that reports and plans need not run programs again."""
+
+
+class ProgramSettings(QuestionSettings):
+    """Settings of the program, its roles and its reward."""
+
+    unhashed = frozenset({"name", "reward", "agent", "command", "sessions"})
+
+    agent: str | None = key(
+        None,
+        "A function `path/file.py:NAME` of a task (a dict of the row's columns) and a session (`base_url`, `api_key`, "
+        "`models`), plain or asynchronous. It returns the result.",
+    )
+    command: str | None = key(
+        None,
+        "A command, such as `python agent.py`. It gets OPENAI_BASE_URL, OPENAI_API_KEY, COTERIE_MODELS and "
+        "COTERIE_TASK (a JSON file), and prints its result as the last line of its output.",
+    )
+    roles: tuple[str, ...] = key(
+        ("agent",),
+        "Names of the models that the program asks, each of which is a role.",
+        min_length=1,
+    )
+    reward: str | None = key(
+        None,
+        "Reward of the result: `exact`, `f1`, `math`, or a function `path/file.py:NAME`, as for `question`. By "
+        "default, the result is the reward.",
+    )
+    turns: int = key(32, "Maximum model calls of an episode.", ge=1)
+    seconds: float = key(
+        300.0,
+        "Seconds that the program may take before its first model call and after each reply.",
+        gt=0,
+    )
+    sessions: int = key(64, "Episodes that run at a time.", ge=1)
+
+    @field_validator("agent")
+    @classmethod
+    def _resolve(cls, name: str | None) -> str | None:
+        if name is not None and not is_spec(name):
+            raise ValueError(f"is no function; write path/file.py:NAME instead of {name!r}")
+        return name and absolute_name(name)
+
+    @field_validator("command")
+    @classmethod
+    def _resolve_files(cls, command: str | None) -> str | None:
+        # The program runs in a folder of its own, so its files need absolute paths.
+        words = shlex.split(command or "")
+        words = [str(Path(w).absolute()) if Path(w).is_file() else w for w in words]
+        return command and shlex.join(words)
+
+    @field_validator("roles")
+    @classmethod
+    def _distinct(cls, roles: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(roles)) < len(roles):
+            raise ValueError("must be different names")
+        return roles
+
+    @model_validator(mode="after")
+    def _one_program(self) -> Self:
+        if self.name is not None and (self.agent is None) == (self.command is None):
+            raise ValueError("needs environment.agent=FILE:NAME or .command='...', not both")
+        return self
+
+
+class RunningProgram(Replayed):
+    """A program that has begun, and its model calls."""
+
+    def __init__(
+        self, session: GatewaySession, shared: Shared, seconds: float, ended: Awaitable[Any]
+    ) -> None:
+        self.session = session
+        self.shared = shared
+        self.pending: PendingRequest | None = None
+        """The request that is answered next."""
+        self.output: Callable[[], str] = lambda: ""
+        self._seconds = seconds
+        self._ended = asyncio.ensure_future(ended)
+
+    async def next_request(self) -> PendingRequest | None:
+        """Wait for the next request, or return None when the program has ended.
+
+        Raises ``EnvironmentFault`` if it failed or takes too long.
+        """
+        arrival = asyncio.ensure_future(self.session.arrival())
+        try:
+            work = (arrival, self._ended)
+            await asyncio.wait(work, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            arrival.cancel()
+        if self._ended.done():
+            if (error := self._ended.exception()) is not None:
+                raise self.fault(f"failed: {error}") from error
+            self.pending = None
+        elif self.session.waiting:
+            self.pending = self.session.take()
+        else:
+            problem = f"did not call a model or end within {self._seconds:g} s"
+            raise self.fault(f"{problem} (environment.seconds)")
+        return self.pending
+
+    @property
+    def result(self) -> Any:
+        return self._ended.result()
+
+    def fault(self, problem: str) -> EnvironmentFault:
+        output = self.output().strip()
+        shown = f"; the end of its output: {output[-SHOWN:]}" if output else ""
+        return EnvironmentFault(f"the program {problem}{shown}")
+
+    async def close(self) -> None:
+        await cancel([self._ended])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress:
+    """Data of an episode."""
+
+    past: tuple[Prompted, ...]
+    """Answered requests."""
+    waiting: Prompted | None = None
+    """The request that is answered next; ``None`` after the end."""
+    new: int = 0
+    """Number of the last observations, which the messages of ``waiting`` refer to."""
+    tools: tuple[Tool, ...] = ()
+    max_tokens: int | None = None
+    refusals: int = 0
+    result: Any = None
+
+    def prompt(self, turns: tuple[Turn, ...]) -> Prompted:
+        """Return the current request; ``turns`` are all turns before its reply."""
+        assert self.waiting is not None, "a request waits until the end"
+        return with_turns(self.waiting, turns[len(turns) - self.new :])
+
+
+class Program(Question):
+    """A user's program, whose model calls are the turns of its roles."""
+
+    settings_type = ProgramSettings
+    pure = False
+    syntax: Syntax | None = NativeCalls()
+    rewards: Mapping[str, str] = MappingProxyType({**Question.rewards, "program": "reward"})
+    default_prompts: Mapping[str, str] = MappingProxyType({})
+    settings: ProgramSettings
+
+    def __init__(self, settings: ProgramSettings, rows: Rows) -> None:
+        super().__init__(settings, rows)
+        self.actors: Mapping[str, ActorKind] = dict.fromkeys(settings.roles, "agent")
+        self.limits = {"turns": settings.turns}
+        self.max_sessions = settings.sessions
+        self.needs = (*self.needs, Gateway)
+        self._said = set[str]()
+        if settings.agent is not None:
+            plugin = find(AGENTS, settings.agent)
+            self._function, source = plugin.thing, plugin.source
+            try:
+                inspect.signature(self._function).bind({}, None)
+            except (TypeError, ValueError) as error:
+                problem = f"{plugin} can't be called with a task and a session: {error}"
+                raise UserError(problem, "write def NAME(task, session)") from error
+        else:
+            words = shlex.split(settings.command or "")
+            source = digest([sha256(Path(word)) for word in words if Path(word).is_file()])
+        self.version = f"{self.version} program {source}"
+        self._key = digest(self.version, settings.model_dump_json())
+
+    def default_reward(self, rows: Rows) -> str:
+        return "program"
+
+    def openers(self, logs: Path) -> Openers:
+        return {Gateway: open_gateway}
+
+    # -- the program ----------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def open(
+        self, task: Task, seed: int, shared: Shared
+    ) -> AsyncIterator[RunningProgram | None]:
+        """Start the program of one episode; it is ended with the block. None if only a first prompt is needed."""
+        if Gateway not in shared and (self._key, task.id) in _openings:
+            yield None
+            return
+        async with AsyncExitStack() as stack:
+            # A plan asks for the first prompts before the run opens its gateway.
+            if Gateway not in shared:
+                shared = Shared(await stack.enter_async_context(open_gateway()))
+            session = stack.enter_context(shared[Gateway].session(tuple(self.actors)))
+            values, seconds = self._values(task), self.settings.seconds
+            if self.settings.command is None:
+                ended = _call(self._function, values, session)
+                program = RunningProgram(session, shared, seconds, ended)
+            else:
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="coterie-program-")))
+                process = _Process(shlex.split(self.settings.command), folder, values, session)
+                program = RunningProgram(session, shared, seconds, process.run())
+                program.output = process.output
+            try:
+                yield program
+            finally:
+                await program.close()
+
+    def _values(self, task: Task) -> dict[str, Any]:
+        """Return the task as the program gets it: the columns of its row, without its answer."""
+        item = self._items[task.id]
+        # A column that holds a hidden field is left out as a whole.
+        hidden = {path.partition(".")[0] for path in item.hidden}
+        columns = {name: value for name, value in item.row.items() if name not in hidden}
+        return {**columns, **task.public, "id": task.id}
+
+    # -- the protocol of environments -----------------------------------------------------------
+
+    async def begin(self, task: Task, session: RunningProgram | None) -> Transition:
+        if session is None:
+            return _openings[self._key, task.id]
+        transition = _openings[self._key, task.id] = await self._next(session, (), ())
+        return transition
+
+    def next_actors(self, state: State) -> tuple[str, ...]:
+        return (_progress(state).prompt(state.turns).actor,)
+
+    def observe(self, state: State, actor: str) -> tuple[Message, ...]:
+        return _progress(state).prompt(state.turns).messages
+
+    def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
+        return _progress(state).tools
+
+    def request_limits(self, state: State) -> tuple[tuple[str, ...], int | None]:
+        progress = _progress(state)
+        return progress.prompt(state.turns).stop, progress.max_tokens
+
+    async def act(
+        self,
+        state: State,
+        turns: tuple[Turn, ...],
+        session: RunningProgram,
+        *,
+        replayed: tuple[Turn, ...] = (),
+    ) -> Transition:
+        """Answer the request with the turn, and wait for the next request or the end of the program."""
+        progress, turn, pending = _progress(state), turns[-1], session.pending
+        assert pending is not None, "the turn answers a request"
+        prompt = progress.prompt(state.turns[:-1])
+        past = (*progress.past, replace(prompt, turn=turn))
+        self._say_differences(pending, turn)
+        if pending.answer(reply_of(turn, prompt.stop, state.prompt_tokens)):
+            return await self._next(session, past, state.turns)
+        # The request asks for several replies, which are siblings with one prompt.
+        return Transition(replace(progress, past=past, waiting=prompt, new=0))
+
+    async def refuse(self, state: State, session: RunningProgram, problem: str) -> Transition:
+        """Answer a request that exceeds the context with OpenAI's error, so that the program can shorten it."""
+        progress = _progress(state)
+        assert session.pending is not None, "a request was refused"
+        session.pending.refuse(RequestError(problem, 400, "context_length_exceeded"))
+        parts = (Part(f"The request was refused: {problem}", source="environment"),)
+        past, refusals = progress.past, progress.refusals + 1
+        if refusals <= MAX_REFUSALS:
+            transition = await self._next(session, past, state.turns, refusals)
+        elif past:
+            transition = Transition(Progress(past), end=CONTEXT)
+        else:
+            raise session.fault(f"asks for too much: {problem}")
+        return replace(transition, seen=(Observation(GATEWAY, parts), *transition.seen))
+
+    async def _next(
+        self,
+        session: RunningProgram,
+        past: tuple[Prompted, ...],
+        turns: tuple[Turn, ...],
+        refusals: int = 0,
+    ) -> Transition:
+        if (pending := await session.next_request()) is not None:
+            request = pending.request
+            given = (request.model, request.messages, request.stop, past, turns)
+            waiting, observations = read_history(*given)
+            limits = (request.tools, request.max_tokens, refusals)
+            return Transition(Progress(past, waiting, len(observations), *limits), observations)
+        if not past:
+            problem = "ended without a model call that got a reply"
+            raise session.fault(f"{problem}; give its client the session's base_url and api_key")
+        if session.result is None:
+            raise session.fault("returned no result; return or print a text or a number")
+        answer, _ = _read_result(session.result)
+        return Transition(Progress(past, result=session.result), answer=answer, end=ANSWERED)
+
+    async def grade(self, state: State, session: RunningProgram) -> Grade:
+        """Grade the result, or return it as the reward. A program that was cut off has no result, which scores 0."""
+        counts = {f"calls/{role}": 0 for role in self.actors}
+        for turn in state.turns:
+            if turn.sample is not None or turn.speaker.name in self.actors:
+                counts[f"calls/{turn.speaker.name}"] += 1
+        for role in [role for role in self.actors if not counts[f"calls/{role}"]]:
+            self._say(f"role {role}", f"never asked the model {role!r} in task {state.task.id}")
+        result = _progress(state).result
+        if result is None and self.reward == "program":
+            return Grade(0.0, counts)
+        text, number = _read_result(result)
+        if self.reward != "program":
+            sandbox = session.shared[self.needs[0]] if self.reward == "code" else None
+            grade = await self._grade(self._items[state.task.id], text, sandbox)
+            return Grade(grade.score, {**counts, **grade.metrics}, grade.rewards)
+        low, high = self.settings.reward_range
+        if number is None:
+            raise UserError(
+                f"the program returned {text[:80]!r}, which is no reward",
+                "return a number, or grade the result with environment.reward",
+            )
+        if not low <= number <= high:
+            problem = f"the program returned the reward {number:g}, outside of {low:g} to {high:g}"
+            raise UserError(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
+        return Grade((number - low) / (high - low), counts)
+
+    def _say_differences(self, pending: PendingRequest, turn: Turn) -> None:
+        """Warn once of settings of a request that have no effect."""
+        request, sample = pending.request, turn.sample
+        used = {} if sample is None else {"temperature": sample.temperature, "top_p": sample.top_p}
+        for name, value in request.sampling.items():
+            if (sampled := used.get(name, value)) != value:
+                self._say(name, f"asks for {name}={value:g}; the run samples with {sampled:g}")
+        for note in request.notes:
+            self._say(note, f"asks for {note}")
+
+    def _say(self, key: str, problem: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("the program %s", problem)
+
+
+def _progress(state: State) -> Progress:
+    assert isinstance(state.data, Progress)
+    return state.data
+
+
+def _read_result(result: Any) -> tuple[str, float | None]:
+    """Return a result as a text, and as a number if it is one or has one as its ``reward``."""
+    if isinstance(result, Mapping):
+        number = as_number(result.get("reward"))
+        answer = result.get("answer", result if number is None else number)
+        return answer if isinstance(answer, str) else json.dumps(answer, default=str), number
+    return "" if result is None else str(result), as_number(result)
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+async def _call(function: Callable[..., Any], task: dict[str, Any], session: GatewaySession) -> Any:
+    """Run a user's function outside of this event loop, which has to answer its requests."""
+
+    async def coroutine() -> Any:
+        try:
+            return await function(task, session)
+        except asyncio.CancelledError:
+            raise
+        # An exit would end the event loop of all programs.
+        except BaseException as error:
+            raise RuntimeError(last_line(error)) from error
+
+    def run(ended: Future[Any]) -> None:
+        # The episode may have ended, for example at its limit of turns.
+        with suppress(InvalidStateError):
+            try:
+                result = function(task, session)
+            except BaseException as error:
+                ended.set_exception(RuntimeError(last_line(error)))
+            else:
+                ended.set_result(result)
+
+    if inspect.iscoroutinefunction(function):
+        ended = asyncio.run_coroutine_threadsafe(coroutine(), _agents_loop())
+    else:
+        ended = Future()
+        # A daemon, so that a function that never ends does not keep the run from ending.
+        threading.Thread(target=run, args=(ended,), name="coterie-program", daemon=True).start()
+    return await asyncio.wrap_future(ended)
+
+
+@cache
+def _agents_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all asynchronous programs, which may share clients that belong to a loop."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="coterie-programs", daemon=True).start()
+    return loop
+
+
+# -- commands --------------------------------------------------------------------------------------
+
+
+class _Process:
+    """A command with its own folder and process group. No process of it outlives the episode or the run."""
+
+    def __init__(
+        self, command: list[str], folder: Path, task: dict[str, Any], session: GatewaySession
+    ) -> None:
+        self._command, self._folder = command, folder
+        file = folder / "coterie-task.json"
+        file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
+        # `python` is the one that runs coterie, also where its environment is not activated.
+        path = os.pathsep.join(
+            (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        )
+        self._variables = {
+            **os.environ,
+            "PATH": path,
+            "OPENAI_BASE_URL": session.base_url,
+            "OPENAI_API_BASE": session.base_url,
+            "OPENAI_API_KEY": session.api_key,
+            "COTERIE_TASK": str(file),
+            "COTERIE_MODELS": ",".join(session.models),
+        }
+        self._out, self._err = _Tail(), _Tail()
+
+    def output(self) -> str:
+        return f"{self._out.text}\n{self._err.text}"
+
+    async def run(self) -> Any:
+        """Run the command to its end and return its result."""
+        process = await asyncio.create_subprocess_exec(
+            *guarded(self._command, GRACE),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self._folder,
+            env=self._variables,
+        )
+        assert (
+            process.stdin is not None and process.stdout is not None and process.stderr is not None
+        )
+        reading = asyncio.gather(self._out.read(process.stdout), self._err.read(process.stderr))
+        try:
+            # The guard ends after the command and all of its children, so the output ends, too.
+            status = await process.wait()
+            await reading
+        finally:
+            # The guard ends the command and its children when its input is closed.
+            process.stdin.close()
+            await asyncio.shield(asyncio.gather(process.wait(), reading, return_exceptions=True))
+        if status:
+            raise RuntimeError(f"exit status {status}")
+        return self._out.result()
+
+
+class _Tail:
+    """End of an output."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        while piece := await stream.read(2**16):
+            self._bytes += piece
+            del self._bytes[:-OUTPUT]
+
+    @property
+    def text(self) -> str:
+        return self._bytes.decode(errors="replace")
+
+    def result(self) -> Any:
+        """Return the last line with a text, as JSON where it is JSON; ``None`` without output."""
+        line = next((line for line in reversed(self.text.splitlines()) if line.strip()), None)
+        with suppress(ValueError, RecursionError):
+            return line and json.loads(line)
+        return line
