@@ -1,0 +1,26 @@
+"""A team of AutoGen with a task that needs both of its agents: ``left`` must write few words, ``right`` many."""
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.teams import RoundRobinGroupChat
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+from examples.programs.autogen_team import INFO
+
+SHORT = 8
+"""Maximum number of words of a short message."""
+
+
+async def run(task, session):
+    """Return 1 if both agents write messages of the right length, else 0."""
+    address = {"base_url": session.base_url, "api_key": session.api_key}
+    agents = [
+        AssistantAgent(
+            name,
+            OpenAIChatCompletionClient(model=name, model_info=INFO, **address),
+            system_message=task["question"],
+        )
+        for name in session.models
+    ]
+    result = await RoundRobinGroupChat(agents, max_turns=2).run()
+    left, right = (len(message.content.split()) <= SHORT for message in result.messages)
+    return float(left and not right)
