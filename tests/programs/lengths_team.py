@@ -4,10 +4,15 @@ from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.teams import RoundRobinGroupChat
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
-from examples.programs.autogen_team import INFO
-
 SHORT = 8
 """Maximum number of words of a short message."""
+INFO = {
+    "family": "unknown",
+    "function_calling": False,
+    "json_output": False,
+    "structured_output": False,
+    "vision": False,
+}
 
 
 async def run(task, session):
