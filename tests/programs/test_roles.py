@@ -1,0 +1,59 @@
+"""A team of AutoGen whose two agents are roles with adapters of their own, on one base model."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from coterie.environments.exchange import AGENTS, Exchange
+from coterie.environments.protocol import State
+from coterie.record.store import Store
+from coterie.runs.evaluation import Evaluation, evaluation
+from tests.helpers.run_rl import final_weights, make_recipe, run_to_end
+from tests.helpers.write_rows import write_jsonl
+
+pytest.importorskip("autogen_agentchat", reason="make test-programs installs the frameworks")
+
+SETTINGS = (
+    "environment=program", "environment.agent=tests/programs/lengths_team.py:run", "environment.roles=[left,right]",
+    "model=tiny-exchange", "engine.device=cpu", "policies.weights=each", "train.method=lora",
+    "train.learning_rate=3e-3", "train.warmup_ratio=0", "train.max_length=1024", "loss.kl_coef=0",
+    "rollout.tasks=8", "rollout.rollouts_per_task=8", "rollout.temperature=1", "rollout.max_tokens=48",
+    "steps.count=10", "evaluate.tasks=60", "evaluate.temperature=1",
+)  # fmt: skip
+
+
+def write_tasks(file: Path) -> Path:
+    """Write first prompts of ``exchange``, which its model answers with messages of all lengths."""
+    game, rows = Exchange(), []
+    for task in game.tasks("train", 300, 0):
+        (system,) = game.observe(State(task, 0), AGENTS[0])
+        text = "".join(part.text for part in system.parts)
+        rows.append({"question": text, "answer": "none"})
+    return write_jsonl(file, *rows)
+
+
+def test_both_roles_learn_their_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = write_tasks(tmp_path / "tasks.jsonl")
+    folder = tmp_path / "run"
+    run_to_end(make_recipe("rl/grpo", [*SETTINGS, f"dataset={tasks}"]), folder)
+    with closing(Store(folder / "store.sqlite")) as store:
+        before, after = (evaluation(store, version) for version in (0, 1))
+    with capsys.disabled():
+        print(f"\nteam: {described(before)} before, {described(after)} after")
+    assert after.interval[0] > before.interval[1]
+    assert final_weights(folder, "left") != final_weights(folder, "right")
+    assert trained_speakers(folder) == {("left", "left"), ("right", "right")}
+
+
+def described(evaluation: Evaluation) -> str:
+    low, high = evaluation.interval
+    return f"{evaluation.score:.3f} ({low:.3f} to {high:.3f})"
+
+
+def trained_speakers(folder: Path) -> set[tuple[str, str]]:
+    """Return the role and the speaker of each turn that a step trained."""
+    query = "SELECT DISTINCT role, speaker FROM trained JOIN turn ON trained.turn = turn.id"
+    with closing(sqlite3.connect(folder / "store.sqlite")) as store:
+        return {*store.execute(query)}
