@@ -17,7 +17,7 @@ INFO = {
     "vision": False,
 }
 PLANNER = "Write the calculation that solves the problem, such as 3 * 14 - 5. Correct it if asked."
-CHECKER = "Check the calculation with the tool. Then write DONE and the number, or what is wrong."
+CHECKER = "Check the calculation with the tool. Then write DONE and the number, or the mistake."
 
 
 def multiply(a: int, b: int) -> int:

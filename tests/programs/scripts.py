@@ -32,7 +32,7 @@ class Reply:
     @property
     def message(self) -> dict[str, Any]:
         """The message of the reply for a template, with its thought."""
-        functions = [{"name": name, "arguments": dict(given)} for name, given in self.calls]
+        functions = [{"name": name, "arguments": dict(values)} for name, values in self.calls]
         calls = [{"type": "function", "function": function} for function in functions]
         message = {"role": "assistant", "content": self.text, "reasoning_content": THOUGHT}
         return {**message, "tool_calls": calls} if calls else message
@@ -63,10 +63,10 @@ def as_written(template: str, reply: Reply) -> str:
     """Return the text that the template writes for a reply after its own generation prompt."""
     chat = [{"role": "user", "content": "a"}]
     prompt = rendered(template, chat)
-    whole = rendered(template, [*chat, reply.message], generation=False)
-    assert whole.startswith(prompt), "the template continues its prompt"
+    text = rendered(template, [*chat, reply.message], generation=False)
+    assert text.startswith(prompt), "the template continues its prompt"
     end = renderer(template).decode(renderer(template).end)
-    return whole[len(prompt) :].rpartition(end)[0]
+    return text[len(prompt) :].rpartition(end)[0]
 
 
 def as_sampled(template: str, reply: Reply) -> str:
@@ -76,7 +76,7 @@ def as_sampled(template: str, reply: Reply) -> str:
 
 
 def chat_of(exchange: Exchange) -> tuple[Chat, list[Any]]:
-    """Return the messages and tools of a request as a template takes them, without those of the gateway's code."""
+    """Return the messages and tools of a request as a template takes them, without any code of the gateway."""
     body = exchange.body
     if exchange.path.endswith("/responses"):
         flat = body.get("tools", ())
@@ -122,11 +122,11 @@ def _joined(items: Sequence[Mapping[str, Any]]) -> Chat:
     """Return items of the Responses API as messages: a text and calls that follow each other are one reply."""
     chat: Chat = []
     for item in items:
-        kind = item.get("type", "message")
-        if kind == "function_call_output":
+        item_type = item.get("type", "message")
+        if item_type == "function_call_output":
             chat.append({"role": "tool", "content": _text(item["output"])})
             continue
-        if kind == "message":
+        if item_type == "message":
             chat.append({"role": item["role"], "content": _text(item["content"])})
             continue
         if not chat or chat[-1]["role"] != "assistant":

@@ -20,7 +20,7 @@ SETTINGS = (
     "model=tiny-exchange", "engine.device=cpu", "policies.weights=each", "train.method=lora",
     "train.learning_rate=3e-3", "train.warmup_ratio=0", "train.max_length=1024", "loss.kl_coef=0",
     "rollout.tasks=8", "rollout.rollouts_per_task=8", "rollout.temperature=1", "rollout.max_tokens=48",
-    "steps.count=10", "evaluate.tasks=60", "evaluate.temperature=1",
+    "steps.count=8", "evaluate.tasks=60", "evaluate.temperature=1",
 )  # fmt: skip
 
 
@@ -39,10 +39,10 @@ def test_both_roles_learn_their_part(tmp_path: Path, capsys: pytest.CaptureFixtu
     folder = tmp_path / "run"
     run_to_end(make_recipe("rl/grpo", [*SETTINGS, f"dataset={tasks}"]), folder)
     with closing(Store(folder / "store.sqlite")) as store:
-        before, after = (evaluation(store, version) for version in (0, 1))
+        base, trained = (evaluation(store, version) for version in (0, 1))
     with capsys.disabled():
-        print(f"\nteam: {described(before)} before, {described(after)} after")
-    assert after.interval[0] > before.interval[1]
+        print(f"\nscore of the team: {described(base)} before, {described(trained)} after")
+    assert trained.interval[0] > base.interval[1]
     assert final_weights(folder, "left") != final_weights(folder, "right")
     assert trained_speakers(folder) == {("left", "left"), ("right", "right")}
 
