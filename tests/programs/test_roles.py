@@ -38,7 +38,7 @@ def test_both_roles_learn_their_part(tmp_path: Path, capsys: pytest.CaptureFixtu
     tasks = write_tasks(tmp_path / "tasks.jsonl")
     folder = tmp_path / "run"
     run_to_end(make_recipe("rl/grpo", [*SETTINGS, f"dataset={tasks}"]), folder)
-    with closing(Store(folder / "store.sqlite")) as store:
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
         base, trained = (evaluation(store, version) for version in (0, 1))
     with capsys.disabled():
         print(f"\nscore of the team: {described(base)} before, {described(trained)} after")
