@@ -16,14 +16,15 @@ WITH_OPENENV := .venv-openenv
 WITH_NEMO_GYM := .venv-nemo-gym
 WITH_TRACKERS := .venv-trackers
 WITH_COMLRL := .venv-comlrl
+WITH_PROGRAMS := .venv-programs
 PYTHON312 ?= python3.12
 
-.PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-cluster golden lint viewer-vendor tiny tiny-check reproduce clean
+.PHONY: quickstart test test-ranks test-crash test-long test-outside docs docs-check test-faults test-mutants test-mutants-sample mutmut test-vllm test-textworld test-alfworld test-exports test-bridges test-trackers test-programs test-cluster golden lint viewer-vendor tiny tiny-check reproduce clean
 
 quickstart: $(VENV)/.run
 	$(VENV)/bin/coterie quickstart
 
-OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside project/test_tiny_rebuild.py textworld trackers training/test_trl_parity.py vllm)
+OTHERS := $(addprefix --ignore tests/,alfworld bridges cluster docs_check faults outside programs project/test_tiny_rebuild.py textworld trackers training/test_trl_parity.py vllm)
 
 # Three workers on two cores: some tests wait for servers and sandboxes.
 test: $(VENV)/.dev
@@ -92,6 +93,10 @@ test-bridges: test-exports $(WITH_BRIDGES)/.ready $(WITH_OPENENV)/.ready $(WITH_
 # Runs under every tracker, offline. ONLY=rl runs the tests of that name alone.
 test-trackers: $(WITH_TRACKERS)/.ready
 	$(WITH_TRACKERS)/bin/python -m pytest tests/trackers $(if $(ONLY),-k "$(ONLY)")
+
+# Agents of other frameworks (LangGraph, AutoGen, ...) through the gateway. ONLY=autogen runs the tests of that name alone.
+test-programs: $(WITH_PROGRAMS)/.ready
+	$(WITH_PROGRAMS)/bin/python -m pytest tests/programs $(if $(ONLY),-k "$(ONLY)")
 
 # A Ray cluster of three nodes and a Slurm cluster of two, both on this machine, with the servers of test-vllm.
 test-cluster: $(WITH_VLLM)/.ready
@@ -179,6 +184,15 @@ $(WITH_EXPORTS)/.ready: $(VENV)/.dev
 	$(WITH_EXPORTS)/bin/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
+# Some of the frameworks pin other versions than constraints.txt: theirs count here.
+$(WITH_PROGRAMS)/.ready: $(VENV)/.dev
+	test -x $(WITH_PROGRAMS)/bin/python || $(PYTHON) -m venv $(WITH_PROGRAMS)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_PROGRAMS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
+	$(WITH_PROGRAMS)/bin/python -m pip install --quiet autogen-agentchat==0.7.5 'autogen-ext[openai]==0.7.5' langchain-openai==1.7.4 langgraph==1.2.24 \
+		litellm==1.110.2 mini-swe-agent==2.4.6 openai==3.57.0 openai-agents==0.24.0 'pydantic-ai-slim[openai]==2.68.0' 'smolagents[openai]==1.26.0'
+	$(WITH_PROGRAMS)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
 $(WITH_BRIDGES)/.ready: $(VENV)/.dev
 	test -x $(WITH_BRIDGES)/bin/python || $(PYTHON) -m venv $(WITH_BRIDGES)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > $$($(WITH_BRIDGES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/of-venv.pth
@@ -196,4 +210,4 @@ $(WITH_NEMO_GYM)/.ready:
 	$(PYTHON312) -m venv $(WITH_NEMO_GYM) && $(WITH_NEMO_GYM)/bin/python -m pip install --quiet 'nemo-gym==0.4.0' && touch $@
 
 clean:
-	rm -rf $(VENV) $(WITH_DOCS) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) $(WITH_COMLRL) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(WITH_DOCS) $(WITH_VLLM) $(WITH_TEXTWORLD) $(WITH_ALFWORLD) $(WITH_EXPORTS) $(WITH_BRIDGES) $(WITH_OPENENV) $(WITH_NEMO_GYM) $(WITH_TRACKERS) $(WITH_COMLRL) $(WITH_PROGRAMS) build dist *.egg-info src/*.egg-info

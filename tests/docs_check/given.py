@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import dedent
 
 import pytest
 
@@ -82,6 +83,12 @@ def whole(rows: Path) -> Make:
     return lambda _, path: path.write_text(f"[{','.join(rows.read_text().splitlines())}]")
 
 
+def first_block(page: str) -> Make:
+    """Write the first block of Python of a page."""
+    _, _, rest = (ROOT / page).read_text().partition("```python\n")
+    return text(dedent(rest.partition("```")[0]))
+
+
 def upstream_tasks(_: House, path: Path) -> None:
     """Write functions under the names of the files on the hub."""
     path.mkdir()
@@ -139,6 +146,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "rewards.py": text(
             "def score(question, reply, answer, row):\n    return float(answer in reply)\n"
         ),
+        "my_agent.py": first_block("docs/howto/own-agent.md"),
     },
     "docs/concepts.md": {
         "mine.yaml": lambda house, path: shutil.copy(house.prepared("isft") / "config.yaml", path)
@@ -170,6 +178,7 @@ GIVEN: Mapping[str, Mapping[str, Make]] = {
         "traces.json": text(json.dumps(PROGRAM_TRACES)),
     },
     "docs/howto/first-hour.md": {"letters.py": lambda _, path: shutil.copy(ROOT / "examples/letters.py", path)},
+    "docs/howto/own-agent.md": {"my_agent.py": first_block("docs/howto/own-agent.md")},
     "docs/howto/export.md": {
         "colbench_code_offline_15k_llama8b.jsonl": lines(*ROWS), "runs/mine": run("isft"),
     },

@@ -42,6 +42,9 @@ def test_examples_are_short_and_on_pages() -> None:
         if file.name != "solutions.py":  # prepares a model
             assert len(file.read_text().splitlines()) <= 50, file
             assert any(file.name in page.read_text() for page in ROOT.glob("docs/howto/*.md")), file
+    own_agent = (ROOT / "docs/howto/own-agent.md").read_text()
+    for file in sorted(EXAMPLES.glob("programs/*.py")):
+        assert len(file.read_text().splitlines()) <= 60 and file.name in own_agent, file
     page = (ROOT / "docs/howto/first-hour.md").read_text()
     assert (EXAMPLES / "letters.py").read_text() in page
 
