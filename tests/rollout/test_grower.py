@@ -276,7 +276,9 @@ def test_a_search_of_a_tree_from_a_store_goes_on_alike(tmp_path: Path, forks: bo
 
 async def say(grown: Branches, at: Any, text: str) -> Any:
     prompt = grown.prompt(at, "agent", 0, 0)
-    response = await Candidates(lambda _: text).respond(prompt, context_at(at, "agent"))
+    response = await Candidates(lambda _: text).respond(
+        prompt, context_at(grown.environment, at, "agent", prompt.messages)
+    )
     return await grown.advance(at, [response], others_follow=True)
 
 
