@@ -38,6 +38,7 @@ from coterie.environments.openai_api import RequestError
 from coterie.environments.program_history import Prompted, read_history, reply_of, with_turns
 from coterie.environments.protocol import (
     ActorKind,
+    AnswersRequests,
     EnvironmentFault,
     Grade,
     Observation,
@@ -201,7 +202,7 @@ class Progress:
         return with_turns(self.waiting, turns[len(turns) - self.new :])
 
 
-class Program(Question):
+class Program(Question, AnswersRequests):
     """A user's program, whose model calls are the turns of its roles."""
 
     settings_type = ProgramSettings

@@ -264,13 +264,14 @@ class Shortens(Protocol):
         """Yield shorter prompts of an actor, the longest first. The first that fits is used."""
 
 
-@runtime_checkable
-class AnswersRequests(Protocol):
+class AnswersRequests(ABC):
     """Environment whose prompts are the requests of a program. A role may have several conversations at a time."""
 
+    @abstractmethod
     def request_limits(self, state: State) -> tuple[tuple[str, ...], int | None]:
         """Return the stop strings and the maximum number of tokens that the current request asks for."""
 
+    @abstractmethod
     async def refuse(self, state: State, session: Any, problem: str) -> Transition:
         """Tell the program that its request does not fit the model's context, and wait for what it does next."""
 
