@@ -42,7 +42,8 @@ from coterie.environments.settings import Method
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.rollout.episodes import CUT_OFF, MESSAGES, Driver, Episode, EpisodeResult
+from coterie.environments.protocol import CUT_OFF, MESSAGES
+from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings
 from coterie.runs.work_items import Actors

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from coterie.environments.qa_metrics import Similarity, Vote
-from coterie.environments.settings import doubling
+from coterie.environments.qa_metrics import Similarity, Vote, doubling
 
 Floats = NDArray[np.float64]
 

@@ -12,9 +12,12 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from coterie.datasets.rows import QuestionRow
 from coterie.record.tree import Secret, Task
+
+if TYPE_CHECKING:  # reports read answers without data sets
+    from coterie.datasets.rows import QuestionRow
 
 GRADER = "grader"
 """Role that grades, and may read all gold answers."""
@@ -27,7 +30,7 @@ def grader_secret(name: str, text: str, *readers: str) -> dict[str, Secret]:
     return {name: Secret(text, name=name, readers=frozenset({GRADER, *readers}))}
 
 
-def secret_answers(row: QuestionRow) -> dict[str, Secret]:
+def secret_answers(row: "QuestionRow") -> dict[str, Secret]:
     aliases = getattr(row, "aliases", ())
     text = json.dumps(aliases, ensure_ascii=False)
     answer = grader_secret("answer", row.answer, TEACHER)
@@ -135,6 +138,12 @@ def marked_answer(text: str) -> str | None:
     return next(
         (answer.strip() for answer in reversed(_MARKED.findall(text)) if answer.strip()), None
     )
+
+
+def doubling(limit: int) -> list[int]:
+    """Return numbers of answers to report: 1, 2, 4, ... and ``limit``; nothing for a limit of 0."""
+    powers = [2**power for power in range(limit.bit_length())] if limit > 0 else []
+    return powers if powers[-1:] in ([], [limit]) else [*powers, limit]
 
 
 ALIKE = 0.9

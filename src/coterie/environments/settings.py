@@ -192,12 +192,6 @@ def distinct(
     raise UserError(f"this micro-world has only {n} {split_word} tasks", f"use at most {n}")
 
 
-def doubling(limit: int) -> list[int]:
-    """Return 1, 2, 4, ... and ``limit``; nothing for a limit of 0."""
-    powers = [2**power for power in range(limit.bit_length())] if limit > 0 else []
-    return powers if powers[-1:] in ([], [limit]) else [*powers, limit]
-
-
 @series
 def game_seeds(game: str, split: MicroSplit, seed: int) -> Iterator[int]:
     """Yield the seeds of a game's tasks. Splits share none, since a hash of the seed decides its split."""

@@ -26,7 +26,7 @@ from coterie.environments.protocol import (
     messages_of,
     openers_of,
 )
-from coterie.environments.settings import doubling
+from coterie.environments.qa_metrics import doubling
 from coterie.errors import UserError
 from coterie.record.tree import TURNS, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, ToolCall, ToolResult, Turn, digest

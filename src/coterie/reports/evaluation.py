@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from coterie.environments.protocol import WELL_FORMED
+from coterie.environments.protocol import CUT_OFF, WELL_FORMED
 from coterie.evaluation import Estimate, Point
 from coterie.record.browse import Fields
 from coterie.reports import sections
 from coterie.reports.sections import chart, line, section, signed
-from coterie.rollout.episodes import CUT_OFF
 from coterie.runs.benchmark import BenchmarkSettings
 from coterie.runs.evaluation import Evaluation
 

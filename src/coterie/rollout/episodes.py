@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from coterie.engines.protocol import WORK_NUMBER, EngineError, EngineGone, cancel
 from coterie.environments.protocol import (
+    CUT_OFF,
+    MESSAGES,
     Environment,
     EnvironmentFault,
     Grade,
@@ -121,9 +123,6 @@ async def opening_prompts(branches: Branches) -> dict[str, Prompt]:
         await branches.close()
 
 
-MESSAGES = "messages"
-CUT_OFF = "cut_off"
-"""Metric: number of messages cut off at a token limit; over many episodes, their share of all messages."""
 THOUGHT_TOKENS = "thought_tokens"
 """Metric: number of thought tokens, which ``tokens`` includes; absent without thoughts."""
 

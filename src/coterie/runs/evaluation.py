@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from coterie.engines.protocol import LEFT_OUT
-from coterie.environments.protocol import SUCCESS_OF
+from coterie.environments.protocol import CUT_OFF, MESSAGES, SUCCESS_OF
 from coterie.environments.qa_metrics import Similarity
 from coterie.errors import UserError
 from coterie.evaluation import (
@@ -23,7 +23,6 @@ from coterie.evaluation import (
 )
 from coterie.record.store import Store
 from coterie.record.tree import LENGTH, ItemKey
-from coterie.rollout.episodes import CUT_OFF, MESSAGES
 from coterie.runs.loop import EVALUATION
 
 TYPE_MEAN = "type_mean"

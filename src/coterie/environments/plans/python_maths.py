@@ -33,8 +33,8 @@ from coterie.environments.acting import (
 )
 from coterie.environments.grading import same_mathematics, same_number, same_value
 from coterie.environments.protocol import EnvironmentFault, Grade, Shared, State, Transition
-from coterie.environments.qa_metrics import gold_answers, secret_answers
-from coterie.environments.settings import MicroSplit, distinct, doubling, draw, series, split_random
+from coterie.environments.qa_metrics import doubling, gold_answers, secret_answers
+from coterie.environments.settings import MicroSplit, distinct, draw, series, split_random
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, Ending, Task
 from coterie.record.turn import Message, Part, Role, digest
