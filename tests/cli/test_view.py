@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import httpx2
@@ -161,6 +162,31 @@ def test_only_the_page_itself_gets_answers(viewer, monkeypatch):
                     assert answer.content == PNG and answer.headers["Content-Type"] == "image/png"
                 if path.startswith("/api/") and status in (400, 404) and ".." not in path:
                     assert set(answer.json()) == {"error", "fix"}
+
+    asyncio.run(ask())
+
+
+def test_a_large_list_is_read_ahead_and_again_after_a_change(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "run")
+
+    class WithoutLists(Viewer):
+        def answer(self, route, params):
+            return {"asked": route} if route == "tasks" else super().answer(route, params)
+
+    async def ask() -> None:
+        viewer, params = WithoutLists([tmp_path / "run"], show_secrets=False), "stage=rollout"
+        with closing(viewer):
+            expected = Viewer.answer(viewer, "tasks", {"iteration": "0", "stage": "rollout"})
+            path, cookie = f"/api/tasks?iteration=0&{params}", {"Cookie": "name=secret"}
+            async with serve_app(application(viewer, "secret", "name", large=16)) as url:
+                assert (await request(url, "GET", path, cookie)).json() == expected
+                evaluated = path.replace("rollout", "evaluate")
+                assert (await request(url, "GET", evaluated, cookie)).json() == {"asked": "tasks"}
+                with Store.open(tmp_path / "run" / "store.sqlite") as store:
+                    store.finish(ItemKey(0, "rollout", TASKS[0], "0002"), failure="stopped")
+                assert (await request(url, "GET", path, cookie)).json() == {"asked": "tasks"}
+            async with serve_app(application(viewer, "secret", "name", large=18)) as url:
+                assert (await request(url, "GET", path, cookie)).json() == {"asked": "tasks"}
 
     asyncio.run(ask())
 

@@ -4,7 +4,10 @@ It answers GET requests with the random token of its address, or with the cookie
 the page's files are compared with a list, so that no path of a request reaches the disk.
 """
 
+import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,7 +19,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from coterie.cli.serve import HOST
-from coterie.cli.view import POLICY, TYPES, Viewer, dumps, page_files
+from coterie.cli.view import LARGE, POLICY, TYPES, Viewer, dumps, list_ahead, page_files
 from coterie.errors import UserError
 
 HEADERS = {
@@ -29,9 +32,19 @@ HEADERS = {
 }
 
 
-def application(viewer: Viewer, token: str, cookie: str) -> Starlette:
-    """Return the application; ``cookie`` is the name of its cookie."""
+def application(viewer: Viewer, token: str, cookie: str, large: int = LARGE) -> Starlette:
+    """Return the application.
+
+    Args:
+        viewer: Answers of the application.
+        token: What the address must have.
+        cookie: Name of the cookie.
+        large: Number of rollouts of a stage whose list is read at once, while the browser starts.
+    """
     files = page_files()
+    is_idle = Event()
+    is_idle.set()
+    reading = ThreadPoolExecutor(1).submit(list_ahead, viewer, large, is_idle)
 
     async def guard(request: Request, call_next: Any) -> Response:
         reason = _refusal(request, token, cookie)
@@ -51,7 +64,16 @@ def application(viewer: Viewer, token: str, cookie: str) -> Starlette:
 
     # Coroutines, so that all answers are read in the thread of the SQLite connection.
     async def api(request: Request) -> Response:
-        answer, status = _answer(viewer, request)
+        if request.path_params["route"] == "tasks":
+            ahead = await asyncio.wrap_future(reading)
+            state = viewer.browsers[0].quiet_state()
+            if ahead and (dict(request.query_params), state) == (ahead.params, ahead.state):
+                return Response(ahead.text, media_type="application/json")
+        is_idle.clear()
+        try:
+            answer, status = _answer(viewer, request)
+        finally:
+            is_idle.set()
         return Response(dumps(answer), status, media_type="application/json")
 
     async def image(request: Request) -> Response:

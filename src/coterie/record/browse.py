@@ -65,8 +65,8 @@ REWARDS = ("total", "reward")
 """Names of credit, before a colon, that make the reward of a rollout."""
 SAMPLED = "length(t.ids) / 4 * (t.logprobs IS NOT NULL)"
 """SQL expression of the number of sampled tokens of a turn."""
-Sums = tuple[int, int, tuple[int, int, str | None]]
-"""Tokens and turns on a path, and its sides, its number of training rows, and its last reason to leave it out."""
+Sums = tuple[int, int, tuple[int, int, str | None], str]
+"""Sums of a path: tokens, turns, (sides, number of training rows, last reason to leave it out), and its sample."""
 
 
 def rounded(values: Iterable[float | None]) -> list[float | None]:
@@ -125,7 +125,7 @@ class Browser:
         self.file, self.secrets = file.absolute(), secrets
         self._tokenizer_files, self._tokenizers = iter(tokenizers), dict[str, Tokenizer]()
         self._files = ExitStack()
-        self._state: tuple[object, ...] = ()
+        self._state: tuple[int, int] | None = None
         self._db: sqlite3.Connection | None = None
         self._snapshot: sqlite3.Connection | None = None
         self.damaged: list[str] = []
@@ -150,15 +150,13 @@ class Browser:
         """Connection to the current file. Raises ``UserError`` for a missing or foreign file."""
         if not self.file.is_file():
             raise UserError(f"there is no store at {self.file}", "check the path of the run folder")
-        # Without commits in a WAL file, the file is opened as immutable: this works on a read-only disk, and makes no
-        # files. SQLite then sees no later change, so a change of the file opens it again.
-        wal = self.file.with_name(f"{self.file.name}-wal")
-        is_quiet = not (wal.is_file() and wal.stat().st_size)
-        state = (is_quiet, *(self._changed() if is_quiet else ()))
+        state = self.quiet_state()
         if self._db is None or self._state != state:
             self.close()
             with explained(self.file):
-                uri = f"{self.file.as_uri()}?mode=ro{'&immutable=1' * is_quiet}"
+                # An immutable file may be on a read-only disk, and SQLite makes no files beside it. It then sees no
+                # later change, so a change of the file opens it again.
+                uri = f"{self.file.as_uri()}?mode=ro{'&immutable=1' * (state is not None)}"
                 db = sqlite3.connect(uri, uri=True, isolation_level=None)
                 self._files.enter_context(closing(db))
                 tables.prepare(db, self.file, read_only=True, check=False)
@@ -168,6 +166,11 @@ class Browser:
     @property
     def store(self) -> Store:
         return Store(self.file, self.db, ExitStack(), False)
+
+    def quiet_state(self) -> tuple[int, int] | None:
+        """Return what changes whenever the content does; ``None`` if there are commits in a WAL file."""
+        wal = self.file.with_name(f"{self.file.name}-wal")
+        return None if wal.is_file() and wal.stat().st_size else self._changed()
 
     def _changed(self) -> tuple[int, int]:
         stat = self.file.stat()
@@ -355,9 +358,8 @@ class Browser:
     def outcomes(self, scope: Fields, only: Collection[str] | None = None) -> list[Fields]:
         find = (
             "SELECT o.leaf, r.task, o.sample AS number, o.reason, o.truncated AS cut_off, o.score, "
-            f"substr(o.answer, 1, {ANSWER}) AS answer, coalesce(t.sample, printf('%04d', o.sample)) AS sample, "
-            f"{whole('outcome', 'o')} AS whole FROM tree r CROSS JOIN outcome o ON o.tree = r.key "
-            f"LEFT JOIN turn t ON t.id = o.leaf {STAGE} {AMONG.format('o.leaf')}"
+            f"substr(o.answer, 1, {ANSWER}) AS answer, {whole('outcome', 'o')} AS whole "
+            f"FROM tree r CROSS JOIN outcome o ON o.tree = r.key {STAGE} {AMONG.format('o.leaf')}"
         )
         values = _values(scope, only)
         return self.records(f"{find} ORDER BY r.task, o.sample, o.leaf", values, "outcome of leaf")
@@ -368,13 +370,14 @@ class Browser:
         find = "SELECT lower(hex(leaf)), count(*) FROM trained WHERE leaf NOTNULL GROUP BY leaf"
         trained = dict(self.fetch(find))
         marked, sums = sides.keys() | reasons.keys() | trained.keys(), dict[str, Sums]()
-        columns = f"SELECT t.id, t.parent, {SAMPLED} {TURNS} {STAGE} {AMONG.format('t.id')}"
-        for id_, parent, count in self.fetch(f"{columns} {ORDER}", _values(scope, only)):
-            tokens, turns, marks = sums.get(parent) or (0, 0, (0, 0, reasons.get(parent)))
+        columns = f"t.id, t.parent, t.sample, {SAMPLED}"
+        find = f"SELECT {columns} {TURNS} {STAGE} {AMONG.format('t.id')} {ORDER}"
+        for id_, parent, sample, count in self.fetch(find, _values(scope, only)):
+            tokens, turns, marks, _ = sums.get(parent) or (0, 0, (0, 0, reasons.get(parent)), "")
             if id_ in marked:
                 side, rows = marks[0] | sides.get(id_, 0), marks[1] + trained.get(id_, 0)
                 marks = (side, rows, reasons.get(id_, marks[2]))
-            sums[id_] = (tokens + count, turns + 1, marks)
+            sums[id_] = (tokens + count, turns + 1, marks, sample)
         return sums
 
     def rollouts(self, scope: Fields, path: Sequence[str] | None = None) -> list[Fields]:
@@ -388,6 +391,10 @@ class Browser:
         credit, outcomes = self.credit(scope, only), self.outcomes(scope, only)
         columns = f"r.sample, r.task, r.failure, r.metrics, {whole('item', 'r')} AS whole"
         find = f"SELECT {columns} FROM item r {STAGE} AND r.task != '' {AMONG.format('r.sample')}"
+        missing = (None, None, (0, 0, None), "")
+        for outcome in outcomes:
+            sample = sums.get(outcome["leaf"], missing)[3]
+            outcome["sample"] = sample or f"{outcome['number']:04d}"
         samples = only and [outcome["sample"] for outcome in outcomes]
         stored = self.records(find, _values(scope, samples), "item of sample")
         metrics = json.loads(f"[{','.join(item['metrics'] for item in stored)}]")
@@ -397,12 +404,12 @@ class Browser:
         }
         names = self.fetch("SELECT name FROM credit_kind GROUP BY name ORDER BY min(key)")
         rewards = [name for (name,) in names if name.partition(":")[0] in REWARDS]
-        rollouts, missing = list[Fields](), (None, None, (0, 0, None))
+        rollouts = list[Fields]()
         for outcome in outcomes:
             leaf, sample = outcome["leaf"], outcome["sample"]
             if leaf not in sums:
                 self.damaged.append(f"turn {leaf} is missing")
-            tokens, turns, (side, trained, reason) = sums.get(leaf, missing)
+            tokens, turns, (side, trained, reason), _ = sums.get(leaf, missing)
             item = items.pop((outcome["task"], sample), {"failure": None, "metrics": {}})
             numbers = credit.get(leaf, {})
             totals = [numbers[name] for name in rewards if name in numbers]
