@@ -36,13 +36,19 @@ from coterie.engines.chat_model import LoadedChat
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
-from coterie.environments.protocol import WELL_FORMED, Shared, agents_of, persons_of
+from coterie.environments.protocol import (
+    CUT_OFF,
+    MESSAGES,
+    WELL_FORMED,
+    Shared,
+    agents_of,
+    persons_of,
+)
 from coterie.environments.registry import BUILT_IN, is_micro_world
 from coterie.environments.settings import Method
 from coterie.environments.user_simulator import ModelUserSimulator, UserSimulatorSettings
 from coterie.errors import UserError
 from coterie.models.loading import load
-from coterie.environments.protocol import CUT_OFF, MESSAGES
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import TokenSampler
 from coterie.runs.benchmark import BenchmarkSettings, benchmark_settings

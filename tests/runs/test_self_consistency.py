@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.environments.qa_metrics import Vote, exact_match, f1
-from coterie.environments.qa_metrics import doubling
+from coterie.environments.qa_metrics import Vote, doubling, exact_match, f1
 from coterie.evaluation import Draw, mean_interval, scaling, task_curve
 from coterie.reports.evaluation import scaling_section
 from coterie.runs.evaluation import Evaluation
