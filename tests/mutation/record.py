@@ -154,8 +154,8 @@ FAULTS = (
         f"{R}tree:Secret.reveal", around(lambda original, self, role: self._text), [ONLY_READERS]
     ),
     Fault(f"{R}tree:Secret.part", result(edited(audience=None)), [RENDERED]),
-    Fault(f"{R}export:is_secret", returns(False), [HOME]),
-    Fault(f"{R}export:_shows_secret", returns(False), [HOME]),
+    Fault(f"{R}tree:is_secret", returns(False), [HOME]),
+    Fault(f"{R}tree:_shows_secret", returns(False), [HOME]),
     Fault(f"{R}export:_has_inline", returns(False), [LEFT_OUT]),
     Fault(f"{R}export:_alternates", returns(True), [LEFT_OUT]),
     Fault(f"{R}lineage:redact", becomes(lambda tree: tree), [VIEW_SECRETS]),

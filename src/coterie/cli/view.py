@@ -50,6 +50,8 @@ SHOWN = CONTROL_CHARACTERS | dict.fromkeys(
 Fields = dict[str, Any]
 Answer = tuple[str, Mapping[str, str], Any]
 """Route, parameters and answer."""
+ListAhead = tuple[Mapping[str, str], object, str]
+"""Parameters of a list that is read before it is asked for, the state of the store, and the answer as JSON."""
 console = notes()
 
 
@@ -65,16 +67,6 @@ class TaskKey(NamedTuple):
         """Return these fields as the parameters of an answer; run 0 is not named."""
         fields = {name: str(getattr(self, name)) for name in names}
         return fields | ({"run": str(self.run)} if self.run else {})
-
-
-class ListAhead(NamedTuple):
-    """List of a stage that was read before it is asked for."""
-
-    params: Mapping[str, str]
-    state: object
-    """State of the store that was read."""
-    text: str
-    """The answer as JSON."""
 
 
 class Viewer:
@@ -207,7 +199,7 @@ def list_ahead(viewer: Viewer, large: int, is_idle: Event) -> ListAhead | None:
     Queries wait while the server answers, as long as ``is_idle`` is not set.
     """
     with (
-        contextlib.suppress(UserError),  # the page shows it
+        contextlib.suppress(Exception),  # the page's own request shows it
         contextlib.closing(
             Viewer(viewer.folders[:1], show_secrets=viewer.browsers[0].secrets)
         ) as reader,
@@ -218,7 +210,7 @@ def list_ahead(viewer: Viewer, large: int, is_idle: Event) -> ListAhead | None:
         largest = max(stages, key=lambda stage: int(stage["rollouts"]), default=None)
         if state and largest and largest["rollouts"] >= large:
             params = {name: str(largest[name]) for name in ("iteration", "stage")}
-            return ListAhead(params, state, dumps(reader.answer("tasks", params)))
+            return params, state, dumps(reader.answer("tasks", params))
     return None
 
 

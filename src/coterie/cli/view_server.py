@@ -66,9 +66,9 @@ def application(viewer: Viewer, token: str, cookie: str, large: int = LARGE) -> 
     async def api(request: Request) -> Response:
         if request.path_params["route"] == "tasks":
             ahead = await asyncio.wrap_future(reading)
-            state = viewer.browsers[0].quiet_state()
-            if ahead and (dict(request.query_params), state) == (ahead.params, ahead.state):
-                return Response(ahead.text, media_type="application/json")
+            now = (dict(request.query_params), viewer.browsers[0].quiet_state())
+            if ahead and now == ahead[:2]:
+                return Response(ahead[2], media_type="application/json")
         is_idle.clear()
         try:
             answer, status = _answer(viewer, request)

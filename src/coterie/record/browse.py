@@ -21,10 +21,9 @@ from tokenizers import Tokenizer
 
 from coterie.errors import UserError
 from coterie.record import tables
-from coterie.record.export import is_secret
 from coterie.record.store import Store, explained
 from coterie.record.tables import value_of, whole
-from coterie.record.tree import hash_of
+from coterie.record.tree import hash_of, is_secret
 
 T = TypeVar("T")
 Fields = dict[str, Any]

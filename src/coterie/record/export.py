@@ -22,8 +22,8 @@ from coterie.config.folders import atomic_file
 from coterie.record.rows import Edit, Render, prompts, recontext, rows, view
 from coterie.record.store import Store, TreeKey
 from coterie.record.tables import json_of
-from coterie.record.tree import ItemKey, Selection, Tree, shown_images
-from coterie.record.turn import Message, Part, Request, Turn
+from coterie.record.tree import ItemKey, Selection, Tree, redact, shown_images
+from coterie.record.turn import Message, Turn
 
 
 def export(
@@ -99,53 +99,6 @@ def _tree_lines(store: Store, key: TreeKey, secrets: bool, images: set[str]) -> 
         yield "outcome", {"item": item, "outcome": outcome}
     for credit in store.credit_of(full_tree):
         yield "credit", {"credit": credit}
-
-
-def redact(tree: Tree) -> Tree:
-    """Return a copy of a tree without parts and prompts from secrets.
-
-    A prompt with a secret is removed, since its ids contain the secret, and so are the agent's later prompts, which are
-    deltas on it. The turns for such prompts stay as text of their writer (``POLICY@VERSION`` of a sampled turn), even
-    if their own text repeats the secret.
-    """
-    # Ids of tokens reveal a secret as well as its text, so removing parts is not enough.
-    hidden = {r.id for r in tree.requests.values() if _shows_secret(tree, r)}
-    result = Tree(tree.task, tree.stage, tree.iteration)
-    result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
-    for turn in tree.turns.values():
-        result.add(_redacted(turn, hidden))
-    for outcome in tree.outcomes.values():
-        result.end(outcome)
-    return result
-
-
-def _shows_secret(tree: Tree, request: Request) -> bool:
-    # A later prompt contains all earlier ones, since it is a delta on them.
-    link: Request | None = request
-    while link is not None:
-        for message in link.messages:
-            of_turn = tree.turns[message.turn].parts if message.turn in tree.turns else ()
-            if any(map(is_secret, (*message.parts, *of_turn))):
-                return True
-        previous_prompt = tree.turns[link.previous].prompt if link.previous else None
-        link = tree.requests[previous_prompt] if previous_prompt else None
-    return False
-
-
-def _redacted(turn: Turn, hidden: set[str]) -> Turn:
-    if turn.prompt in hidden:
-        # The sample refers to the hidden prompt. Its writer stays as the author of the text.
-        turn = replace(turn, sample=None, author=turn.writer, request=None)
-    if any(map(is_secret, turn.parts)):
-        # Unsampled ids are the tokens of the text, with the secret in it.
-        marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
-        parts = tuple(mark if is_secret(part) else part for part, mark in marked)
-        turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
-    return turn
-
-
-def is_secret(part: Part) -> bool:
-    return part.source.startswith("secret:")
 
 
 Form = Literal["jsonl", "trl", "llamafactory", "verl"]

@@ -22,11 +22,10 @@ from coterie.record.browse import (
     merged,
     rounded,
 )
-from coterie.record.export import redact
 from coterie.record.rows import DTYPES, Row, prompts, rows, turn_row, unpacked, view
 from coterie.record.store import REQUESTS, request_of, turn_of
 from coterie.record.tables import plain, whole
-from coterie.record.tree import Tree
+from coterie.record.tree import Tree, redact
 from coterie.record.turn import Part, Speaker, Turn
 
 OF_ROW = f"{ROWS} WHERE " + " AND ".join(f"{name} = :{name}" for name in KEY)

@@ -7,7 +7,7 @@ checks the role, and :meth:`Secret.part`, whose audience are the secret's reader
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coterie.record.turn import Message, Part, PrivilegeError, Request, Turn, digest
 
@@ -275,3 +275,50 @@ def shown_images(tree: Tree) -> set[str]:
     turns = (part for turn in tree.turns.values() for part in turn.parts)
     prompts = (p for r in tree.requests.values() for m in r.messages for p in m.parts)
     return {part.image for part in (*turns, *prompts) if part.image is not None}
+
+
+def redact(tree: Tree) -> Tree:
+    """Return a copy of a tree without parts and prompts from secrets.
+
+    A prompt with a secret is removed, since its ids contain the secret, and so are the agent's later prompts, which are
+    deltas on it. The turns for such prompts stay as text of their writer (``POLICY@VERSION`` of a sampled turn), even
+    if their own text repeats the secret.
+    """
+    # Ids of tokens reveal a secret as well as its text, so removing parts is not enough.
+    hidden = {r.id for r in tree.requests.values() if _shows_secret(tree, r)}
+    result = Tree(tree.task, tree.stage, tree.iteration)
+    result.requests = {id_: r for id_, r in tree.requests.items() if id_ not in hidden}
+    for turn in tree.turns.values():
+        result.add(_redacted(turn, hidden))
+    for outcome in tree.outcomes.values():
+        result.end(outcome)
+    return result
+
+
+def _shows_secret(tree: Tree, request: Request) -> bool:
+    # A later prompt contains all earlier ones, since it is a delta on them.
+    link: Request | None = request
+    while link is not None:
+        for message in link.messages:
+            of_turn = tree.turns[message.turn].parts if message.turn in tree.turns else ()
+            if any(map(is_secret, (*message.parts, *of_turn))):
+                return True
+        previous_prompt = tree.turns[link.previous].prompt if link.previous else None
+        link = tree.requests[previous_prompt] if previous_prompt else None
+    return False
+
+
+def _redacted(turn: Turn, hidden: set[str]) -> Turn:
+    if turn.prompt in hidden:
+        # The sample refers to the hidden prompt. Its writer stays as the author of the text.
+        turn = replace(turn, sample=None, author=turn.writer, request=None)
+    if any(map(is_secret, turn.parts)):
+        # Unsampled ids are the tokens of the text, with the secret in it.
+        marked = ((part, Part(f"<{part.source}>", part.audience)) for part in turn.parts)
+        parts = tuple(mark if is_secret(part) else part for part, mark in marked)
+        turn = replace(turn, parts=parts, ids=turn.ids if turn.sample else ())
+    return turn
+
+
+def is_secret(part: Part) -> bool:
+    return part.source.startswith("secret:")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import POLICY, Engine, EngineError, Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.errors import UserError
@@ -23,7 +24,6 @@ from coterie.rollout.samplers import TokenSampler
 
 if TYPE_CHECKING:
     from coterie.engines.connections import Address
-    from coterie.engines.inprocess import InProcessEngine
     from coterie.engines.pool import ServerPool
     from coterie.engines.server_process import Servers
 
@@ -109,10 +109,7 @@ class RunEngines:
         *,
         role: str = POLICY,
         adapter: str | None = None,
-    ) -> "InProcessEngine":
-        # Trainings on a file, and runs with servers, sample nothing in this process.
-        from coterie.engines.inprocess import InProcessEngine
-
+    ) -> InProcessEngine:
         return InProcessEngine(
             loaded,
             policy=role,

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import torch
 from peft import PeftModel
 
+from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
 from coterie.models.adapters import (
@@ -37,8 +38,7 @@ from coterie.training.reference import row_values, with_row_reference
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
 
-if TYPE_CHECKING:  # most runs have neither servers nor ranks, and some sample nothing
-    from coterie.engines.inprocess import InProcessEngine
+if TYPE_CHECKING:  # most runs have neither servers nor ranks
     from coterie.engines.server_process import Servers
     from coterie.training.ranks import Ranks, RankTrainer
 
@@ -146,7 +146,7 @@ class Roles:
         load = partial(self.load, name, version, merge=False if shares else None)
         return await self.engines.open_engine(version, path, load, role=name, base=role.model)
 
-    def embedded(self, name: str, version: int) -> "InProcessEngine":
+    def embedded(self, name: str, version: int) -> InProcessEngine:
         """Return an in-process engine of a version of a role, such as a frozen base."""
         return self.engines.embedded(self.load(name, version), version, role=name)
 
@@ -187,7 +187,7 @@ class Learner:
     _base: bool
     """True if the reference is the model without its new adapter."""
     _ranks: "Ranks | None" = None
-    _engine: "InProcessEngine | None" = None
+    _engine: InProcessEngine | None = None
     _reference: Any = None
     taken: list[tuple[int, Sequence[Row], Sequence[tuple[int, Facts]]]] = field(
         default_factory=list
@@ -265,7 +265,7 @@ class Learner:
             adapter=self._reference.active_adapter if beside else None,
         )
 
-    async def _embedded(self, loaded: LoadedModel) -> "InProcessEngine":
+    async def _embedded(self, loaded: LoadedModel) -> InProcessEngine:
         """Return the engine on the trainer's model, or on a copy that gets the weights of the ranks."""
         on_ranks = self._ranks is not None
         if self._engine is None:
