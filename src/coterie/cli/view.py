@@ -194,16 +194,10 @@ class Viewer:
 
 
 def list_ahead(viewer: Viewer, large: int, is_idle: Event) -> ListAhead | None:
-    """Return the largest list of the first run, if it is large and nobody writes the run. For threads of their own.
-
-    Queries wait while the server answers, as long as ``is_idle`` is not set.
-    """
-    with (
-        contextlib.suppress(Exception),  # the page's own request shows it
-        contextlib.closing(
-            Viewer(viewer.folders[:1], show_secrets=viewer.browsers[0].secrets)
-        ) as reader,
-    ):
+    """Return the largest list of the first run, if it is large and nobody writes it. Queries wait for ``is_idle``."""
+    reader = Viewer(viewer.folders[:1], show_secrets=viewer.browsers[0].secrets)
+    # A request of the page shows the error, too.
+    with contextlib.closing(reader), contextlib.suppress(Exception):
         state = reader.browsers[0].quiet_state()
         reader.browsers[0].db.set_progress_handler(lambda: not is_idle.wait(), 10_000)
         stages = [s for s in reader.answer("overview", {})["stages"] if s["has_trees"]]

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-import httpx2
 from dotenv import dotenv_values
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
@@ -29,6 +28,9 @@ from coterie.engines.settings import OptionValue
 from coterie.errors import UserError
 from coterie.models.call_syntaxes import json_text, openai_tool
 from coterie.record.turn import Tool, ToolCall
+
+if TYPE_CHECKING:  # settings of endpoints are read by commands that ask none
+    import httpx2
 
 FILE = ".env"
 ENDING = "_API_KEY"
@@ -183,19 +185,21 @@ def quote(text: str | bytes) -> str:
 
 
 async def request(
-    client: httpx2.AsyncClient,
+    client: "httpx2.AsyncClient",
     method: str,
     path: str,
     body: Mapping[str, Any] | None,
     where: str = "",
     key: ApiKey | None = None,
-) -> httpx2.Response:
+) -> "httpx2.Response":
     """Return the answer of a request. Raise a :class:`ServerFault`, with the server's message, if it failed."""
+    from httpx2 import HTTPError
+
     if client.is_closed:
         raise TransientFault(f"{where}the connection is closed")
     try:
         answer = await client.request(method, path, json=body)
-    except (httpx2.HTTPError, OSError) as error:
+    except (HTTPError, OSError) as error:
         raise TransientFault(f"{where}no connection: {error!r}") from error
     if answer.is_success:
         return answer
@@ -478,6 +482,8 @@ class Endpoint:
     """Client of a chat model on a server, opened with ``async with``; its key may be in ``folder/.env``."""
 
     def __init__(self, settings: EndpointSettings, *, folder: Path = Path()) -> None:
+        import httpx2
+
         self.settings = settings
         self.usage = EndpointUsage(settings)
         name = settings.key_variable
