@@ -11,9 +11,9 @@ from torch.nn.functional import logsigmoid
 
 from coterie.errors import UserError
 from coterie.models.check import check
-from coterie.record.rows import Pair, Row
+from coterie.record.rows import Pair, Row, Target
 from coterie.training.losses import DPO, DPOSettings
-from coterie.training.reference import with_reference
+from coterie.training.reference import rank_row_values, with_reference
 from coterie.training.trainer import train
 from tests.helpers.compare_weights import assert_same_weights, weight_bounds
 from tests.helpers.training_models import (
@@ -144,6 +144,29 @@ def test_reference_logprobs_are_computed_once_and_used_again(tmp_path):
     assert again != first, "another model has other log-probs"
     means = with_reference(other, pairs, SETTINGS, tmp_path / "reference", reduction="tokens")
     assert means != again, "what is stored is of one reduction"
+
+
+def test_two_ranks_compute_the_reference_of_a_side_whose_first_row_predicts_nothing(tmp_path):
+    model, (pair, *rest) = tiny_llama(), make_pairs()
+    # An agent that opened the dialogue, and then saw another context.
+    opening = Row((5,), (Target(0, 1, "policy@0"),))
+    pairs = [replace(pair, chosen=(opening, *pair.chosen)), *rest]
+
+    class TwoRanks:
+        def row_values(self, kind, rows, temperature):
+            values: list[tuple[float, ...] | None] = [None] * len(rows)
+            for rank in range(2):
+                of_rank = rank_row_values(model, kind, rows, SETTINGS, temperature, (rank, 2))
+                for i, of_row in of_rank:
+                    values[i] = of_row
+            return values
+
+    one, two = (
+        with_reference(model, pairs, SETTINGS, tmp_path / name, reduction="none", scorer=scorer)
+        for name, scorer in (("one", None), ("two", TwoRanks()))
+    )
+    for pair_of_one, pair_of_two in zip(one, two, strict=True):
+        assert pair_of_two.reference == pytest.approx(pair_of_one.reference, abs=1e-4)
 
 
 def test_pairs_that_cannot_be_trained_are_dropped_and_counted_or_refused(tmp_path):

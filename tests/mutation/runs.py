@@ -111,11 +111,12 @@ def _survivors(original, paths, baseline, gamma=1.0, immediate=False):
     """Compare a turn only with the paths that got as far."""
     result = original(paths, baseline, gamma, immediate)
     lengths = [len(path.ends) for path in paths]
-    return [
+    raised = [
         values
         and [value + sum(0.5 for n in lengths if n <= turn) for turn, value in enumerate(values)]
-        for values in result
+        for values in result.values
     ]
+    return replace(result, values=raised)
 
 
 def _distinct(groups):
@@ -276,8 +277,8 @@ FAULTS = (
     Fault(
         "coterie.runs.reinforce_batch:role_metrics",
         around(
-            lambda original, samples, policies: original(
-                samples, [replace(one, agents=("Alice", "Bob")) for one in policies]
+            lambda original, samples, batch, policies: original(
+                samples, batch, [replace(one, agents=("Alice", "Bob")) for one in policies]
             )
         ),
         [BY_ROLE],

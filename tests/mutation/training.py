@@ -100,8 +100,14 @@ def _other_sides(original, self, pair, logprobs):
     return original(self, pair, [*logprobs[count:], *logprobs[:count]])
 
 
-def _values_from_the_front(original, row, name, like):
-    return like.new_tensor(getattr(row, name)[: len(getattr(row, name)) - row.unpredicted])
+def _values_from_the_front(original, rows, name, like):
+    kept = [getattr(row, name)[: len(getattr(row, name)) - row.unpredicted] for row in rows]
+    return like.new_tensor([value for values in kept for value in values])
+
+
+def _returns_backwards(original, rows, name, like):
+    values = original(rows, name, like)
+    return values.flip(0) if name == "returns" else values
 
 
 def _mean_over_rows(original, self, batch, splitter, families):
@@ -155,7 +161,7 @@ FAULTS = (
     ),
     Fault(f"{T}reference:with_reference", given(reduction="none"), [DPO]),
     # The policy gradient: ratio, clips, means, divergence, entropy, importance.
-    Fault(f"{T}policy_gradient:PolicyGradient.loss", negated, [FORMULA]),
+    Fault(f"{T}losses:OnTokens.losses", negated, [FORMULA]),
     Fault(POLICY, settings(clip_low=0.999, clip_high=1e6), [FORMULA]),
     Fault(POLICY, given(settings=lambda s: edited(clip_high=s.clip_low)(s)), [FORMULA]),
     Fault(POLICY, settings(dual_clip=None), [CLIPS]),
@@ -203,12 +209,8 @@ FAULTS = (
         [MEANS],
     ),
     Fault(f"{T}policy_gradient:at_predicted", around(_values_from_the_front), [LOSS_FORMULA]),
-    Fault(f"{T}losses:_errors", given(clip=1e9), [WHAT_MEASURED]),
-    Fault(
-        f"{T}losses:_errors",
-        given(row=edited(returns=lambda returns: returns[::-1])),
-        [LOSS_GRADIENT],
-    ),
+    Fault(f"{T}losses:ValueLoss.__init__", settings(clip=1e9), [WHAT_MEASURED]),
+    Fault(f"{T}losses:at_predicted", around(_returns_backwards), [LOSS_GRADIENT]),
     # Log-probs and tries.
     Fault(f"{M}logprobs:entropies", negated, [ENTROPIES_THOSE]),
     Fault(f"{M}logprobs:_all_logprobs", given(temperature=1.0), [BEHAVIOUR_LOGPROBS]),

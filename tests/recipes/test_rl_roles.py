@@ -26,7 +26,7 @@ from coterie.record.turn import Message, PrivilegeError
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import first_prompts
 from coterie.runs.joint_critic import NEXT_TURN, JointReader
-from coterie.runs.loop import run_stages
+from coterie.runs.loop import REINFORCE, run_stages
 from coterie.runs.reinforce_batch import (
     HELP,
     _whole,
@@ -36,7 +36,7 @@ from coterie.runs.reinforce_batch import (
 )
 from coterie.runs.reinforce_trees import tree_samples
 from coterie.runs.roles import LearnerConfig, open_learner
-from coterie.runs.run import open_run
+from coterie.runs.run import StageKey, open_run
 from coterie.runs.search_items import rollouts
 from coterie.training.policy_gradient import PolicyGradient
 from coterie.training.reference import with_teacher
@@ -327,6 +327,42 @@ def test_an_agent_that_acts_in_no_dialogue_is_named(
     with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
         run_stages(recipe, run, progress, recipe.stage_keys()[:1])
     assert lines == ["warning: judge acts in no dialogue of evaluate 0"]
+
+
+def test_a_role_that_acts_in_no_step_is_named_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actors = '{"player": "agent", "judge": "agent"}'
+    (tmp_path / "world.py").write_text(WORLD.replace('{"player": "agent"}', actors))
+    overrides = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    overrides += ["policies.weights=each", "steps.count=1"]
+    recipe, progress, lines = make_recipe("rl/grpo", overrides), Silent(), list[str]()
+    monkeypatch.setattr(progress, "say", lines.append)
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_stages(recipe, run, progress, [StageKey(0, REINFORCE)])
+    silent = [line for line in lines if "acted in no step" in line]
+    assert silent == ["warning: judge is not trained: it acted in no step"]
+
+
+PAID_BACK = WORLD.replace('{"turns": 1}', '{"turns": 2}').replace(
+    'Transition(end=Ending("over"))',
+    """Transition(
+            end=Ending("over") if len(state.turns) == 2 else None,
+            rewards={"player": len(state.turns[0].text) * (1.5 - len(state.turns))},
+        )""",
+)
+
+
+def test_turns_of_different_returns_are_a_signal_where_all_rewards_are_equal(
+    tmp_path: Path,
+) -> None:
+    """What the first turn gains the second one pays back."""
+    (tmp_path / "world.py").write_text(PAID_BACK)
+    overrides = [*SMALL, f"environment={tmp_path / 'world.py'}:World", "rollout.max_tokens=8"]
+    recipe = make_recipe("rl/turns", [*overrides, "steps.count=2", "steps.patience=1"])
+    records = run_to_end(recipe, tmp_path / "run")
+    assert {record["reward"] for record in records.values()} == {0.0}
+    assert all(record["groups_informative"] for record in records.values())
 
 
 HINTED = WORLD.replace("Ending, Message, Task", "Ending, Message, Secret, Task").replace(

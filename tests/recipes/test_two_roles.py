@@ -1,5 +1,6 @@
 """A recipe of two roles from outside the package, with its own environment, tool and reward."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -212,3 +213,14 @@ A, B = Role("a", "tiny-exchange"), Role("b", "tiny-exchange", shares="a")
 def test_roles_that_cannot_be_are_refused(roles: list[Role], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         check_roles(roles)
+
+
+def test_collections_of_a_run_leave_out_the_objects_of_the_libraries(
+    folders: Callable[[str], Path],
+) -> None:
+    recipe = made("adapters")
+    with open_run(folders("adapters"), recipe.name, recipe.settings, write=False) as run:
+        recipe.models(run)
+        assert gc.get_freeze_count() > 100_000
+        recipe.close()
+    assert gc.get_freeze_count() == 0, "what a run leaves behind can be collected after it"

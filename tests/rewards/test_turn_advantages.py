@@ -88,7 +88,7 @@ def by_path(baseline) -> Estimator:
 
 
 def by_turn(paths: Sequence[TurnPath]) -> list[list[float] | None]:
-    return turn_advantages(paths, "leave_one_out")
+    return turn_advantages(paths, "leave_one_out").values
 
 
 def of_survivors(paths: Sequence[TurnPath]) -> list[list[float] | None]:
@@ -139,18 +139,18 @@ def test_a_turn_is_compared_with_all_other_paths_also_ended_ones():
     long, short, lost = path("long", [0.0, 1.0, 2.0]), path("short", [1.0]), path("lost", [1.0])
     lost = TurnPath(SampledPath("task", "lost", None), lost.ends)
     lonely = path("lonely", [1.0], actor="Bob")
-    values = turn_advantages([long, short, lost, lonely], "leave_one_out")
+    values = turn_advantages([long, short, lost, lonely], "leave_one_out").values
     assert values == [[3 - 1, 3 - 0, 2 - 0], [1 - 3], None, None]
-    equal = turn_advantages([path("a", [0.1] * 3), path("b", [0.1] * 3)], "mean_std")
+    equal = turn_advantages([path("a", [0.1] * 3), path("b", [0.1] * 3)], "mean_std").values
     assert equal == [[0.0] * 3] * 2
 
 
 def test_gigpo_adds_turns_after_equal_states_and_nothing_for_a_state_seen_once():
     a, b = path("a", [0.0, 1.0], "sx"), path("b", [0.0, 0.0], "sy")
-    values = state_advantages([a, b], "mean", gamma=0.5, weight=2.0)
+    values = state_advantages([a, b], "mean", gamma=0.5, weight=2.0).values
     # A_path is +-0.5; in state s the returns to go are 0.5 and 0; x and y were seen once.
     assert values == [[0.5 + 2 * 0.25, 0.5], [-0.5 - 2 * 0.25, -0.5]]
-    alone = state_advantages([path("a", [5.0], "s")], "mean")
+    alone = state_advantages([path("a", [5.0], "s")], "mean").values
     assert alone == [None], "a path alone in its group has no advantage, not its raw reward"
 
 

@@ -20,6 +20,7 @@ from coterie.record.store import Store
 from coterie.record.tree import STOPPED, Ending, Task, Tree
 from coterie.record.turn import Message, Part, Speaker, Turn
 from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
+from coterie.rollout import group_search
 from coterie.rollout.episodes import Driver
 from coterie.rollout.group_search import GroupSearch, groups_of
 from coterie.rollout.samplers import TokenSampler
@@ -521,6 +522,38 @@ def test_equal_siblings_are_separate_samples(sampler, tmp_path) -> None:
     assert len({target.turn for p in samples for r in p.rows for target in r.targets}) == 2 * 2
     counts = group_batch(samples, AdvantageSettings(group="sibling")).counts
     assert (counts["groups"], counts["groups_equal"]) == (4, 4)
+
+
+class Counting(TokenSampler):
+    """Counts the prompts that are sampled at the same time."""
+
+    now = most = 0
+
+    async def candidates(self, *arguments: Any) -> list[Any]:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        try:
+            return await super().candidates(*arguments)
+        finally:
+            self.now -= 1
+
+
+@pytest.mark.parametrize(("tree", "turns"), [("spine", 6), ("full", 4)])
+def test_groups_of_one_tree_are_sampled_together_and_as_one_after_another(
+    tree, turns, sampler, tmp_path, monkeypatch
+) -> None:
+    results = []
+    for searches in (group_search.SEARCHES, 1):
+        monkeypatch.setattr(group_search, "SEARCHES", searches)
+        (tmp_path / str(searches)).mkdir()
+        counting = Counting(**vars(sampler))
+        shape = {"tree": tree, "rollouts_per_task": 2}
+        grown = Grown(Rounds(turns), counting, tmp_path / str(searches), **shape).grow()
+        trees = [grown.store.tree(0, STAGE, task.id).turns for task in grown.tasks]
+        results.append((grown.items, trees))
+        # One after the other, each of the two trees plays two rollouts at a time.
+        assert (counting.most > 2 * 2) == (searches > 1)
+    assert results[0] == results[1]
 
 
 class Killed(Exception):

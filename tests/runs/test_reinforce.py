@@ -286,6 +286,8 @@ def test_steps_without_anything_to_learn_stop_the_run_with_advice(tmp_path: Path
     assert "every rollout of a task got the same reward" in error and "too easy or too" in error
     assert [one["groups_equal"] for one in records] == [8, 8], "of two agents and two draws each"
     assert [(one["policy/updates"], one["rounds"]) for one in records] == [(0, 2)] * 2
+    error, _ = stopped(tmp_path / "tree", "rl/vine", [*overrides, "steps.patience=1"])
+    assert "all sibling turns had the same return" in error
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,16 @@ import torch
 from coterie.errors import UserError
 from coterie.models.adapters import add_head
 from coterie.models.loading import load
-from coterie.recipes.rl import critic_batch, critics_batch, minibatches, prepare, update
+from coterie.recipes.rl import (
+    critic_batch,
+    critics_batch,
+    group_batch,
+    minibatches,
+    prepare,
+    update,
+)
 from coterie.record.rows import Row, Target
-from coterie.record.tree import LENGTH, Ending, Outcome
+from coterie.record.tree import LENGTH, Ending, LeftOut, Outcome
 from coterie.rewards.advantages import SampledPath
 from coterie.rewards.dialogue_reward import PathRewardSettings
 from coterie.runs.joint_critic import JointPath
@@ -24,6 +31,7 @@ from coterie.runs.reinforce_batch import (
     StepSamples,
     distribution_metrics,
     informative_tasks,
+    role_metrics,
 )
 from coterie.runs.reinforce_record import LEFT_OUT
 from coterie.runs.reinforce_settings import (
@@ -333,6 +341,22 @@ def test_a_task_is_informative_if_one_of_its_agents_groups_is() -> None:
         for n, reward in enumerate(rewards)
     ]
     assert informative_tasks(paths) == ["a"]
+
+
+def test_groups_of_turns_are_counted_by_their_returns() -> None:
+    """Both paths have a reward of 1, the first after its first turn and the second at its end."""
+    paths = [path("a", 0.0, steps=((1, 1.0),)), path("b", 1.0)]
+    batch = group_batch(paths, AdvantageSettings(group="turn", baseline="mean"))
+    assert (batch.counts["groups"], batch.counts["groups_equal"]) == (2, 1)
+    assert batch.left_out == (LeftOut("task", "a/0", "groups_equal", "Ann", 1.0),)
+    roles: Any = [SimpleNamespace(role=name, agents=(name,)) for name in ("Ann", "Ben")]
+    metrics = role_metrics(StepSamples(1, paths=paths), batch, roles)
+    assert [metrics[f"{name}/groups_informative"] for name in ("Ann", "Ben")] == [1, 0]
+    # GiGPO compares the paths, too, which are equal; of the turns, only the first ones are.
+    paths = [replace(one, states=("s", "t")) for one in paths]
+    batch = group_batch(paths, AdvantageSettings(group="state", baseline="mean"))
+    assert (batch.counts["groups"], batch.counts["groups_equal"]) == (3, 2)
+    assert batch.informative == {"task"}
 
 
 # -- updates ----------------------------------------------------------------------------------

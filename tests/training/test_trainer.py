@@ -184,6 +184,8 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path):
                     trainer.step(bad)
                 with pytest.raises(UserError, match="there are no rows"):
                     trainer.step([])
+                with pytest.raises(UserError, match="longer than"):
+                    trainer.step(rows, [replace(rows[0], ids=(3,) * 999)])
             trainer.step(rows)
             assert trainer.done == 2
             hashes.append(weight_hash(trainer.finish().final))

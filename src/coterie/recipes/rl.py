@@ -361,10 +361,19 @@ def group_batch(
             for path in paths
         ]
         if s.group == "turn":
-            turns = turn_advantages(turn_paths, settings.baseline, s.turn_gamma, immediate)
+            of_turns = turn_advantages(turn_paths, settings.baseline, s.turn_gamma, immediate)
+            # Paths of equal rewards may have turns of different returns, and are not compared.
+            left_out = [entry for entry in left_out if entry.reason != "groups_equal"]
         else:
             weights = (s.turn_gamma, s.state_weight, immediate)
-            turns = state_advantages(turn_paths, settings.baseline, *weights)
+            of_turns = state_advantages(turn_paths, settings.baseline, *weights)
+        turns = of_turns.values
+        for index, number, value in of_turns.equal:
+            node = [*turn_ends(paths[index].rows)][number]
+            entry = paths[index].left_out("groups_equal", value)
+            left_out.append(replace(entry, node=node))
+        equal = sum(entry.reason == "groups_equal" for entry in left_out)
+        counts |= {"groups": of_turns.groups, "groups_equal": equal}
     elif s.group == "role":
         values, after = role_advantages([path.sampled for path in paths], means or {}, s.role_decay)
         turns = [None if value is None else [value] for value in values]

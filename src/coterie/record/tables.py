@@ -436,8 +436,9 @@ def write_item(
     row = insert(db, "item", (None, *key, item.failure, json_of(item.metrics)))
     if tree is not None:
         write_tree(db, item.key, tree)
+    kinds = dict[tuple[str, str], int]()
     for credit_value in credit:
-        _add_credit(db, credit_value)
+        _add_credit(db, credit_value, kinds)
     for position, selection in enumerate(selections):
         for turn in (selection.leaf, selection.rejected):
             # A selection may be of a tree that an earlier stage has written.
@@ -579,13 +580,17 @@ def _add_outcome(db: sqlite3.Connection, tree: int, outcome: Outcome) -> None:
         )
 
 
-def _add_credit(db: sqlite3.Connection, credit: Credit) -> None:
+def _add_credit(db: sqlite3.Connection, credit: Credit, kinds: dict[tuple[str, str], int]) -> None:
+    """Write a value of credit; ``kinds`` has the keys of the kinds that the item had so far."""
     # Credit is on a turn or on a root. Its own tree need not be given: node ids are unique.
     find = "SELECT tree FROM turn WHERE id = ? UNION ALL SELECT key FROM tree WHERE root = ?"
     trees = db.execute(find, (credit.node, credit.node)).fetchone()
     if trees is None:
         raise ValueError(f"node {credit.node} of credit {credit.name!r} is not in the store")
-    (tree,), kind_id = trees, kind_key(db, credit.settings, credit.name)
+    (tree,), kind = trees, (credit.settings, credit.name)
+    if kind not in kinds:
+        kinds[kind] = kind_key(db, *kind)
+    kind_id = kinds[kind]
     find = "SELECT value FROM credit WHERE (kind, tree, node) = (?, ?, ?)"
     old = db.execute(find, (kind_id, tree, credit.node)).fetchone()
     if old is None:

@@ -40,6 +40,17 @@ TurnValues = list[list[float] | None]
 """Advantages by path and turn; ``None`` for a path that failed or has no other path to compare with."""
 
 
+@dataclass(frozen=True, slots=True)
+class TurnAdvantages:
+    """Advantages of turns, and the groups that they come from."""
+
+    values: TurnValues
+    groups: int
+    """Number of compared groups: of turns, and by state also of paths."""
+    equal: tuple[tuple[int, int, float], ...]
+    """Path, turn and return of the first turn of each group of turns with equal returns, which teaches nothing."""
+
+
 def turn_rewards(path: SampledPath, ends: Sequence[int]) -> list[float]:
     """Return the reward of each turn. The last one includes the reward of the whole path.
 
@@ -68,7 +79,7 @@ def turn_returns(path: TurnPath, gamma: float, immediate: bool = False) -> list[
 
 def turn_advantages(
     paths: Sequence[TurnPath], baseline: Baseline, gamma: float = 1.0, immediate: bool = False
-) -> TurnValues:
+) -> TurnAdvantages:
     """Compare the k-th turns of the paths of a task and agent; ended paths count as 0."""
     graded = [path.sampled.total is not None for path in paths]
     returns = [
@@ -89,15 +100,16 @@ def turn_advantages(
             group = f"{path.sampled.group}/{turn}"
             samples.append(replace(path.sampled, group=group, reward=value, steps=()))
             owners.append((index, turn))
-    values = group_advantages(samples, baseline).values
+    compared = group_advantages(samples, baseline)
     result: TurnValues = [[0.0] * len(path_returns) for path_returns in returns]
-    for (index, turn), advantage in zip(owners, values, strict=True):
+    for (index, turn), advantage in zip(owners, compared.values, strict=True):
         row = result[index]
         if advantage is None or row is None:  # the only graded path of its task
             result[index] = None
         elif turn < len(row):
             row[turn] = advantage
-    return [row if is_graded else None for row, is_graded in zip(result, graded, strict=True)]
+    values = [row if is_graded else None for row, is_graded in zip(result, graded, strict=True)]
+    return TurnAdvantages(values, compared.groups, _equal(paths, samples, owners))
 
 
 def state_advantages(
@@ -106,11 +118,11 @@ def state_advantages(
     gamma: float = 1.0,
     weight: float = 1.0,
     immediate: bool = False,
-) -> TurnValues:
+) -> TurnAdvantages:
     """Add to each path's advantage those of its turns among the turns of the task that follow an equal state."""
-    of_paths = group_advantages([path.sampled for path in paths], baseline).values
+    of_paths = group_advantages([path.sampled for path in paths], baseline)
     samples, owners = list[SampledPath](), list[tuple[int, int]]()
-    for index, (path, path_advantage) in enumerate(zip(paths, of_paths, strict=True)):
+    for index, (path, path_advantage) in enumerate(zip(paths, of_paths.values, strict=True)):
         if path_advantage is None:
             continue
         returns = turn_returns(path, gamma, immediate)
@@ -122,14 +134,31 @@ def state_advantages(
             owners.append((index, turn))
     result: TurnValues = [
         None if value is None else [value] * len(path.ends)
-        for path, value in zip(paths, of_paths, strict=True)
+        for path, value in zip(paths, of_paths.values, strict=True)
     ]
-    of_states = group_advantages(samples, baseline).values
-    for (index, turn), of_state in zip(owners, of_states, strict=True):
+    of_states = group_advantages(samples, baseline)
+    for (index, turn), of_state in zip(owners, of_states.values, strict=True):
         # A state that only one turn was in tells nothing.
         if of_state is not None and (row := result[index]) is not None:
             row[turn] += weight * of_state
-    return result
+    groups = of_paths.groups + of_states.groups
+    return TurnAdvantages(result, groups, _equal(paths, samples, owners))
+
+
+def _equal(
+    paths: Sequence[TurnPath], samples: Sequence[SampledPath], owners: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int, float], ...]:
+    """Return the first turn of each group of several turns with equal returns (``TurnAdvantages.equal``)."""
+    groups: dict[tuple[str, str], list[tuple[int, int, float]]] = {}
+    for sample, (index, turn) in zip(samples, owners, strict=True):
+        member = (index, turn, sample.reward or 0.0)
+        groups.setdefault((sample.group, sample.actor), []).append(member)
+    return tuple(
+        # A path that ended earlier is in the group, but has no such turn.
+        next(member for member in members if member[1] < len(paths[member[0]].ends))
+        for members in groups.values()
+        if len(members) > 1 and len({value for *_, value in members}) == 1
+    )
 
 
 def role_advantages(

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from coterie.config.settings import Settings, key
-from coterie.record.tree import Credit, Tree
+from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.branches import Position, gather_all
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
@@ -261,7 +261,7 @@ class DenseSearch(Search):
         self._indices: set[tuple[int, ...]] = set()
         """Indices of rollouts, up to their ends."""
         # Rollouts of an interrupted run count as if this process had played them.
-        self._add(self.rollouts)
+        self.add(self.rollouts)
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         """Choose the next node: the first by priority that has new indices below it. Return rollouts from it."""
@@ -347,12 +347,7 @@ class DenseSearch(Search):
         child = self._child.get((self._node(position), self._label(rollout, position)))
         return None if child is None else self.tree.turns.get(child)
 
-    async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        rollouts, credit = await super().search(search)
-        self._add(rollouts)
-        return rollouts, credit
-
-    def _add(self, rollouts: Sequence[Rollout]) -> None:
+    def add(self, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
         """Take rollouts into the labels, values and numbers of pairs, from which the next node is chosen."""
         changed: dict[str, None] = {}
         # The rollouts of a search share one start node, which counts once. The root's count stays
@@ -373,6 +368,7 @@ class DenseSearch(Search):
         for node in changed:
             below = [self.values[child] for child in self.values.children[node]]
             self.pairs[node] = self.pairs_among(below)
+        return rollouts
 
     def _first(self, label: int) -> tuple[int, ...]:
         """Return the index of a rollout of the first search: greedy after its first step, or sampled with one label."""

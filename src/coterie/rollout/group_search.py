@@ -11,6 +11,8 @@ If only the reward of the turn itself counts, the alternatives of a spine *stop*
 all. A stopped alternative that the spine follows is continued by a new group of K, whose first rollout is played to the
 end.
 
+Groups whose states are known are sampled at the same time: all of a spine, those of one depth of a full tree.
+
 A rollout of T turns and K siblings costs K + (K - 1) (T - t - 1) sampled turns at turn t of a spine, and K^t of its
 groups in a full tree. All rollouts follow the policy: which state a group begins in never depends on rewards.
 
@@ -25,11 +27,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import agents_of
-from coterie.record.tree import Credit
 from coterie.record.turn import Turn
 from coterie.rollout.branches import Position
 from coterie.rollout.samplers import CandidateSampler
 from coterie.rollout.tree_search import Rollout, Search
+
+SEARCHES = 16
+"""Maximum number of groups of one tree that are sampled at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +108,21 @@ class GroupSearch(Search):
         for group in groups_of(self.rollouts):
             self._add_group([member for member in group.members if member.search == group.search])
 
-    async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        self._first = await self.branches.start()
-        rollouts, credit = await super().search(search)
+    async def plans(self, search: int) -> list[list[Rollout]]:
+        self._first, rng = await self.branches.start(), random.Random()
+        # Branches of other environments need a session each, and replays where there are too few.
+        limit, planned = SEARCHES if self.branches.environment.pure else 1, list[list[Rollout]]()
+        while len(planned) < limit and (rollouts := self.plan(search + len(planned), rng)):
+            planned.append(rollouts)
+        return planned
+
+    def add(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
         for rollout in rollouts:
             if rollout.leaf in self.grades:
                 self._measures[rollout.leaf] = self.grades[rollout.leaf].metrics
         graded = [replace(r, measures=self._measures.get(r.leaf, {})) for r in rollouts]
-        if graded:
-            self._add_group(graded)
-        return graded, credit
+        self._add_group(graded)
+        return graded
 
     def plan(self, search: int, rng: random.Random) -> list[Rollout]:
         if not search:
@@ -128,7 +137,12 @@ class GroupSearch(Search):
             name, position = (member.search, member.number), self._next_state(group, member)
             # In a resumed search the next state may have its group already.
             if position is not None and (name, position.node) not in self._begun:
-                return self._rollouts(search, position, name)
+                rollouts = self._rollouts(search, position, name)
+                self._begun.add((name, position.node))
+                # The rollout that a spine follows has ended, so its next state needs no results.
+                if rollouts and rollouts[0].number and not (self.full or self.from_best):
+                    self._open.append((_group(rollouts, self._by_name), member))
+                return rollouts
         return []
 
     def _add_group(self, rollouts: Sequence[Rollout]) -> None:

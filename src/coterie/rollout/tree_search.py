@@ -398,29 +398,38 @@ class Search(ABC):
                     raise
                 except EngineError:  # the environment has changed: no search begins on that path
                     continue
-            for search in range(done, self.searches):
-                new, credit = await self.search(search)
-                if not new:
-                    break
-                record(self.tree, new, credit)
+            while done < self.searches and (planned := await self.plans(done)):
+                for new, credit in await self.play(planned):
+                    record(self.tree, new, credit)
+                done += len(planned)
         finally:
             await self.branches.close()
 
-    async def search(self, search: int) -> tuple[list[Rollout], list[Credit]]:
-        """Run one search: choose a node, play rollouts from it, add their rewards."""
+    async def plans(self, search: int) -> list[list[Rollout]]:
+        """Return the rollouts of the next searches, whose first is ``search``, that need no result of each other."""
         # The key contains the search, so an interrupted search repeats its random choices.
         planned = self.plan(search, random.Random(self.key("choose", search)))
-        if not planned:
-            return [], []
-        rollouts = await self.grower.play(planned[0].start, planned)
-        # Branches finish in any order; results are stored in the order of the plan.
-        rollouts, credit = await self._reward(sorted(rollouts, key=lambda r: r.number))
-        self.rollouts += rollouts
-        if any(rollout.leaf is None for rollout in rollouts):
+        return [planned] if planned else []
+
+    async def play(
+        self, planned: Sequence[Sequence[Rollout]]
+    ) -> list[tuple[Sequence[Rollout], list[Credit]]]:
+        """Play the rollouts of searches at the same time, and add their rewards in the order of the searches."""
+        played = [self.grower.play(rollouts[0].start, rollouts) for rollouts in planned]
+        results = list[tuple[Sequence[Rollout], list[Credit]]]()
+        for finished in await gather_all(played):
+            # Branches finish in any order; results are stored in the order of the plan.
+            results.append(await self._reward(sorted(finished, key=lambda r: r.number)))
+            self.rollouts += results[-1][0]
+        if any(rollout.leaf is None for rollouts, _ in results for rollout in rollouts):
             # Drop the turns of failed rollouts, so that the tree equals its record.
             leaves = [r.leaf for r in self.rollouts if r.leaf is not None]
             await self.branches.prune(path_tree(self.tree, leaves))
-        return rollouts, credit
+        return [(self.add(rollouts), credit) for rollouts, credit in results]
+
+    def add(self, rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
+        """Take in the rollouts of a search, on which the next plans depend; return them as they are recorded."""
+        return rollouts
 
     async def _reward(self, rollouts: Sequence[Rollout]) -> tuple[list[Rollout], list[Credit]]:
         """Return the rollouts with rewards (computed in one call), and the credit of new leaves."""

@@ -58,6 +58,7 @@ from coterie.runs.reinforce_record import (
     kept_steps,
     no_signal_error,
     sampling_warnings,
+    silent_roles,
     step_records,
     step_stage,
     updates_after,
@@ -208,7 +209,7 @@ class ReinforcementLoop:
         metrics = {
             **step_metrics(samples, batch, updates, len(failed)),
             **{updates_of(learner.role): learner.trainer.done for learner in self._learners},
-            **role_metrics(samples, self.policies),
+            **role_metrics(samples, batch, self.policies),
             "measures_missing": len(unmeasured),
             "sampling_seconds": round(middle - start, 3),
             "training_seconds": round(time.monotonic() - middle, 3),
@@ -612,11 +613,12 @@ class ReinforcementLoop:
         recent = [self._records[n] for n in range(max(0, step + 1 - patience), step + 1)]
         if len(recent) < patience or is_distilled(recent):
             return
-        # Returns differ even if the rewards of rollouts are equal: by discounts, or in trees.
-        differ = self.settings.advantage.gamma < 1 or self.settings.rollout.tree != "none"
+        # Returns differ even if the rewards of rollouts are equal: by discounts, of turns, or in trees.
+        s, is_tree = self.settings.advantage, self.settings.rollout.tree != "none"
+        differ = s.gamma < 1 or s.group in ("turn", "state") or is_tree
         has_signal = any(step["groups_informative"] and step["paths"] for step in recent)
         if not has_signal or (is_constant(recent) and not differ):
-            raise no_signal_error(recent)
+            raise no_signal_error(recent, siblings=is_tree)
 
     def _finish(self) -> Metrics:
         """Publish the final weights of all roles, including roles without an optimizer step."""
@@ -627,6 +629,8 @@ class ReinforcementLoop:
             for learner in self._learners:
                 finish_with(learner.trainer.folder, self._updates(self._best, learner))
         self._warn(self._warnings())
+        silent = silent_roles([*self._records.values()])
+        self._warn([f"{role} is not trained: it acted in no step" for role in silent])
         # A single step's reward is noisy, so the last tenth of the steps is reported.
         tenth = max(self.settings.steps.count // 10, 1)
         steps = [self._records[step] for step in sorted(self._records)]

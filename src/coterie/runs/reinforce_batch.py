@@ -476,14 +476,14 @@ def shown_rollouts(
 
 
 def role_metrics(
-    samples: StepSamples, policies: "Sequence[LearnerConfig]"
+    samples: StepSamples, batch: StepBatch, policies: "Sequence[LearnerConfig]"
 ) -> dict[str, float | int]:
     """Return the means of the terms of the reward, and, of several roles, what each did under ``ROLE/``."""
     metrics: dict[str, float | int] = {}
     for policy in policies:
         played = samples.paths if samples.measured is None else samples.measured
         paths = [path for path in played if path.agent in policy.agents]
-        compared = [path for path in samples.paths if path.agent in policy.agents]
+        trained = [path for path in batch.paths if path.agent in policy.agents]
         rewards = [total for path in paths if (total := path.sampled.total) is not None]
         metrics[f"{policy.role}{REWARDED}"] = sum(map(bool, rewards))
         prefix = ""
@@ -493,7 +493,13 @@ def role_metrics(
                 f"{prefix}reward": fmean(rewards) if rewards else 0.0,
                 f"{prefix}reward_error": standard_error(rewards),
                 f"{prefix}tokens": fmean([path.tokens for path in paths]) if paths else 0.0,
-                f"{prefix}groups_informative": len(informative_tasks(compared)),
+                f"{prefix}groups_informative": len(
+                    {
+                        path.task
+                        for path in trained
+                        if any(any(row.advantages or ()) for row in path.rows)
+                    }
+                ),
                 **{f"{prefix}{name}": n for name, n in distribution_metrics(paths).items()},
             }
         graded = [path.all_terms for path in paths if path.terms]

@@ -92,7 +92,16 @@ def is_distilled(recent: Sequence[Metrics]) -> bool:
     return any(name.endswith("/teacher_kl") for metrics in recent for name in metrics)
 
 
-def no_signal_error(recent: Sequence[Metrics]) -> UserError:
+def silent_roles(steps: Sequence[Metrics]) -> list[str]:
+    """Return the trained roles that acted in no step."""
+    roles = dict.fromkeys(role for metrics in steps for role in trained_roles(metrics))
+    # A single role has the tokens of the step.
+    names = {role: f"{role}/tokens" if len(roles) > 1 else "tokens" for role in roles}
+    return [role for role in roles if not any(metrics[names[role]] for metrics in steps)]
+
+
+def no_signal_error(recent: Sequence[Metrics], *, siblings: bool) -> UserError:
+    """Return the error for steps without an advantage; ``siblings`` if turns of a tree were compared."""
     if not any(metrics["paths"] for metrics in recent) and (missing := left_out(recent)):
         return UserError(
             f"the last {len(recent)} steps had no path to train on; left out: {missing}",
@@ -102,9 +111,13 @@ def no_signal_error(recent: Sequence[Metrics]) -> UserError:
         )
     mean, cut = (fmean(float(step[name]) for step in recent) for name in ("reward", "truncated"))
     limited = f" {cut:.0%} of the rollouts reached a limit of turns or tokens." if cut else ""
+    equal = (
+        "all sibling turns had the same return"
+        if siblings
+        else "every rollout of a task got the same reward"
+    )
     return UserError(
-        f"in the last {len(recent)} steps every rollout of a task got the same reward (mean {mean:.3f}), so all "
-        f"advantages are zero.{limited}",
+        f"in the last {len(recent)} steps {equal} (mean {mean:.3f}), so all advantages are zero.{limited}",
         "look at some rollouts with `coterie view`. A mean near the maximum or minimum reward means that the tasks "
         "are too easy or too hard for this policy. Choose other tasks, raise rollout.rollouts_per_task or "
         "rollout.temperature, or fine-tune the policy first",

@@ -6,6 +6,7 @@ separate beside bfloat16 weights, because merging would round small updates away
 Roles of one model have its weights in memory once, as long as nobody changes them: each has its own modules.
 """
 
+import gc
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,6 +57,9 @@ class Roles:
         load_in_4bit: bool = False,
     ) -> None:
         check_roles(roles)
+        # The objects of the libraries take half a second of each collection, and trainings and servers
+        # ask for one whenever they need memory. Models are loaded later, so theirs are collected.
+        gc.freeze()
         self.dtype = dtype
         """Data type of the weights of all models in this process."""
         self.load_in_4bit = load_in_4bit
@@ -156,6 +160,7 @@ class Roles:
 
     def close(self) -> None:
         self.engines.close()
+        gc.unfreeze()
 
 
 SERVED = "served-"

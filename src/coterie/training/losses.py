@@ -194,6 +194,36 @@ class OnRows(Objective[Row]):
         return self.weight(item) * sum(map(len, item.predicted))
 
 
+class OnTokens(OnRows):
+    """Objective on rows whose loss is a scaled sum over tokens, computed for all rows of a micro-batch at once.
+
+    Kernels take microseconds to launch, which for each row of a small model is a tenth of a step.
+    """
+
+    @abstractmethod
+    def tokens(
+        self, rows: Sequence[Row], values: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, Measure]]:
+        """Return the losses and measures of the rows' trained tokens, joined; ``values`` are what each row reads."""
+
+    @abstractmethod
+    def scale(self, row: Row) -> float:
+        """Return the factor of the sum over a row's tokens."""
+
+    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
+        return self.losses([item], [read])[0]
+
+    def losses(self, items: Sequence[Row], read: Values) -> torch.Tensor:
+        values = [of_row for (of_row,) in read]
+        by_row = self.tokens(items, values)[0].split([len(of_row) for of_row in values])
+        sums = [self.scale(row) * losses.sum() for row, losses in zip(items, by_row, strict=True)]
+        return torch.stack(sums)
+
+    def measures(self, items: Sequence[Row], read: Values) -> dict[str, Measure]:
+        """Return the measures of :meth:`tokens`."""
+        return self.tokens(items, [of_row for (of_row,) in read])[1]
+
+
 class OnPairs(Objective[Pair]):
     """Objective with :class:`Pair` items; a pair counts its weight."""
 
@@ -205,11 +235,11 @@ class OnPairs(Objective[Pair]):
         return 0.0 if is_empty or item.equal_sides else weight
 
 
-def at_predicted(row: Row, name: TargetValue, like: torch.Tensor) -> torch.Tensor:
-    """Return a row's values of its predicted targets (``Row.predicted``) with the dtype and device of ``like``."""
-    values = getattr(row, name)
-    # The model predicts no first token, so the row's value of such a target is a placeholder.
-    return torch.tensor(values[row.unpredicted :], dtype=like.dtype, device=like.device)
+def at_predicted(rows: Sequence[Row], name: TargetValue, like: torch.Tensor) -> torch.Tensor:
+    """Return the rows' values of their predicted targets (``Row.predicted``), joined, like ``like``."""
+    # The model predicts no first token, so a row's value of such a target is a placeholder.
+    values = [value for row in rows for value in getattr(row, name)[row.unpredicted :]]
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
 
 
 def side_statistic(
@@ -408,7 +438,7 @@ class Classifier(Objective[LabeledTrajectory]):
         return -item.weight * logsigmoid(logits if item.success else -logits).sum()
 
 
-class ValueLoss(OnRows):
+class ValueLoss(OnTokens):
     """Value loss on :class:`Row` items with ``values`` and ``returns``."""
 
     name = "value loss"
@@ -418,33 +448,24 @@ class ValueLoss(OnRows):
     def __init__(self, settings: ValueLossSettings | None = None) -> None:
         self.settings = settings or ValueLossSettings()
 
-    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        return item.weight * torch.maximum(*_errors(item, read[0], self.settings.clip)).sum() / 2
+    def scale(self, row: Row) -> float:
+        return row.weight / 2
 
-    def measures(
-        self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]
-    ) -> dict[str, Measure]:
-        """Return measures of all trained tokens of the rows.
+    def tokens(
+        self, rows: Sequence[Row], values: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, Measure]]:
+        """Return the squared errors, and as measures:
 
         ``value`` (with extremes); ``value_error``: (V - R)²; ``value_clip_share``: share of clipped tokens.
         """
-        clip = self.settings.clip
-        # For each row `(2, tokens)`: the squared error of the value, and of the clipped value.
-        errors = [
-            torch.stack(_errors(row, tokens, clip))
-            for row, (tokens,) in zip(items, read, strict=True)
-        ]
-        # Where the clipped error is larger, the loss does not depend on the value: no gradient.
-        free, clipped = torch.cat(errors, -1)
-        return {
-            "value": Measure(torch.cat([tokens for (tokens,) in read]), extremes=True),
+        joined, clip = torch.cat(list(values)), self.settings.clip
+        # Old values and returns were computed when the rows were made, and have no gradient.
+        old, returns = (at_predicted(rows, name, joined) for name in ("values", "returns"))
+        near = old + (joined - old).clamp(-clip, clip)
+        free, clipped = (joined - returns).square(), (near - returns).square()
+        return torch.maximum(free, clipped), {
+            "value": Measure(joined, extremes=True),
             "value_error": Measure(free),
+            # Where the clipped error is larger, the loss does not depend on the value: no gradient.
             "value_clip_share": Measure(clipped > free),
         }
-
-
-def _errors(row: Row, values: torch.Tensor, clip: float) -> tuple[torch.Tensor, torch.Tensor]:
-    # Old values and returns were computed when the row was made, and have no gradient.
-    old, returns = at_predicted(row, "values", values), at_predicted(row, "returns", values)
-    near = old + (values - old).clamp(-clip, clip)
-    return (values - returns).square(), (near - returns).square()

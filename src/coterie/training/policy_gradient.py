@@ -68,7 +68,7 @@ import torch
 
 from coterie.errors import UserError
 from coterie.record.rows import Row
-from coterie.training.losses import Measure, OnRows, TargetValue, Values, at_predicted
+from coterie.training.losses import Measure, OnTokens, TargetValue, Values, at_predicted
 from coterie.training.settings import Aggregation, KLEstimator, PolicyGradientSettings, Reads
 
 
@@ -129,7 +129,7 @@ def sequence_ratio(log_ratios: torch.Tensor) -> torch.Tensor:
     return (log_ratios.detach().mean() + (log_ratios - log_ratios.detach())).exp()
 
 
-class PolicyGradient(OnRows):
+class PolicyGradient(OnTokens):
     """Policy gradient on :class:`Row` items.
 
     Rows need ``advantages``, and depending on the settings ``logprobs`` (from the engine), ``old`` (from the trainer),
@@ -163,27 +163,8 @@ class PolicyGradient(OnRows):
         _check_distribution(item, self.settings.temperature)
         return row_count(item, self.settings.aggregation)
 
-    def loss(self, item: Row, read: Sequence[torch.Tensor]) -> torch.Tensor:
-        scale = row_scale(item, self.settings.aggregation, self.settings.length_constant)
-        return scale * self._tokens(item, read[0])[0].sum()
-
-    def measures(
-        self, items: Sequence[Row], read: Sequence[Sequence[torch.Tensor]]
-    ) -> dict[str, Measure]:
-        """Return measures of all trained tokens of the rows.
-
-        ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient (except with
-        ``cispo``), and ``clip_share_low`` and ``clip_share_high``: its parts with a ratio below and above 1;
-        ``policy_kl``: k3 estimate from p_old; ``entropy``; ``reference_kl`` and ``teacher_kl``: k3 estimates;
-        ``engine_kl``: k3 estimate of the trainer's p_old from p_engine; ``engine_ratio``: p_old / p_engine before
-        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_sampling_cap``.
-        """
-        rows = [self._tokens(row, values)[1] for row, (values,) in zip(items, read, strict=True)]
-        # Rows may differ in their measures: only those with engine log-probs have an
-        # `engine_ratio`.
-        names = dict.fromkeys(name for row in rows for name in row)
-        joined = {name: torch.cat([row[name] for row in rows if name in row]) for name in names}
-        return {name: Measure(values, name.endswith("ratio")) for name, values in joined.items()}
+    def scale(self, row: Row) -> float:
+        return row_scale(row, self.settings.aggregation, self.settings.length_constant)
 
     def facts(
         self, items: Sequence[Row], read: Values, measures: Mapping[str, Measure]
@@ -196,24 +177,35 @@ class PolicyGradient(OnRows):
             for (values,), is_clipped in zip(read, clipped, strict=True)
         ]
 
-    def _tokens(self, row: Row, read: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return the losses of a row's trained tokens, and its measures by name, all ``(tokens,)``."""
-        s = self.settings
-        # `(tokens, 2)`: log-prob and entropy of each trained token.
-        logprobs, entropies = read.unbind(-1)
+    def tokens(
+        self, rows: Sequence[Row], values: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, Measure]]:
+        """Return the losses, and as measures:
+
+        ``ratio`` (with extremes); ``clip_share``: share of clipped tokens, which have no gradient (except with
+        ``cispo``), and ``clip_share_low`` and ``clip_share_high``: its parts with a ratio below and above 1;
+        ``policy_kl``: k3 estimate from p_old; ``entropy``; ``reference_kl`` and ``teacher_kl``: k3 estimates;
+        ``engine_kl``: k3 estimate of the trainer's p_old from p_engine; ``engine_ratio``: p_old / p_engine before
+        truncation (with extremes); ``engine_cut_share``: share of tokens above ``importance_sampling_cap``.
+        """
+        s, lengths = self.settings, [len(of_row) for of_row in values]
+        # `(tokens, 2)`: log-prob and entropy of each trained token of all rows.
+        logprobs, entropies = torch.cat(list(values)).unbind(-1)
         name: TargetValue = "logprobs" if s.old_logprobs == "behavior" else "old"
-        old = at_predicted(row, name, logprobs)
-        advantages = at_predicted(row, "advantages", logprobs)
+        old = at_predicted(rows, name, logprobs)
+        advantages = at_predicted(rows, "advantages", logprobs)
         # Probability ratio p / p_old of PPO, equation 7. At ratio 1 it has the gradient of log p.
         log_ratios = log_ratio(logprobs, old)
         token_ratio = log_ratios.exp()
         measures = {"policy_kl": token_ratio - 1 - log_ratios, "entropy": entropies}
         if s.distill_coef:
             # Teacher and old log-probs are constants, so only log p has a gradient.
-            teacher = at_predicted(row, "teacher", logprobs)
+            teacher = at_predicted(rows, "teacher", logprobs)
             advantages = advantages + s.distill_coef * log_ratio(teacher, old)
             measures["teacher_kl"] = divergence("k3_forward", logprobs, teacher, token_ratio)
-        ratio = sequence_ratio(log_ratios) if s.kind == "gspo" else token_ratio
+        ratio = token_ratio
+        if s.kind == "gspo":
+            ratio = torch.cat([sequence_ratio(of_row) for of_row in log_ratios.split(lengths)])
         clipped = ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
         if s.kind == "cispo":
             # The weight is a constant, so a clipped token is trained, too.
@@ -236,15 +228,15 @@ class PolicyGradient(OnRows):
         sides = {"low": is_clipped & (ratio < 1), "high": is_clipped & (ratio > 1)}
         measures |= {"ratio": ratio, "clip_share": is_clipped}
         measures |= {f"clip_share_{side}": is_side for side, is_side in sides.items()}
-        if s.old_logprobs == "recomputed" and row.logprobs is not None:
+        if s.old_logprobs == "recomputed" and all(row.logprobs is not None for row in rows):
             # Both log-probs are under the same weights. They differ because the engine and the
             # trainer use other kernels, precision or batch sizes; both are constants here.
-            log_weights = log_ratio(old, at_predicted(row, "logprobs", logprobs))
+            log_weights = log_ratio(old, at_predicted(rows, "logprobs", logprobs))
             measures["engine_kl"] = log_weights.exp() - 1 - log_weights
             if s.importance_sampling.startswith("sequence"):
                 # The probability of a sequence is the product of its tokens' probabilities.
-                total = log_weights.sum().clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
-                log_weights = total.expand_as(log_weights)
+                totals = (of_row.sum().expand_as(of_row) for of_row in log_weights.split(lengths))
+                log_weights = torch.cat([*totals]).clamp(-MOST_LOG_RATIO, MOST_LOG_RATIO)
             weights = log_weights.exp()
             measures["engine_ratio"] = weights
             if s.importance_sampling != "off":
@@ -258,7 +250,7 @@ class PolicyGradient(OnRows):
         if s.kl_coef:
             # The divergence has its own ratio (`k3`), so the importance weight does not apply to
             # it.
-            reference = at_predicted(row, "reference", logprobs)
+            reference = at_predicted(rows, "reference", logprobs)
             losses = losses + s.kl_coef * divergence(
                 s.kl_estimator, logprobs, reference, token_ratio
             )
@@ -266,7 +258,11 @@ class PolicyGradient(OnRows):
             measures["reference_kl"] = divergence("k3_forward", logprobs, reference, token_ratio)
         if s.entropy_coef:
             losses = losses - s.entropy_coef * entropies
-        return losses, measures
+        # The measures have no gradient. Every second number of `values` would be summed in another order.
+        return losses, {
+            name: Measure(of_tokens.detach().contiguous(), name.endswith("ratio"))
+            for name, of_tokens in measures.items()
+        }
 
 
 def _check_distribution(row: Row, temperature: float) -> None:

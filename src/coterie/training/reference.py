@@ -395,13 +395,13 @@ def _side_values_on_ranks(
         part = []
         for i, side in enumerate(chunk, start):
             scored = [(row, next(values)) for row in side]
-            # Ranks pad the values of a first token, and return `None` for a row that can't be
-            # trained. A side needs all its rows.
+            # Ranks pad the values of a first token, and return `None` for a row that is too long or
+            # has nothing to predict. A side needs all rows that have something.
             logprobs = [
-                torch.tensor(row_logprobs[row.unpredicted :])
-                for row, row_logprobs in scored
-                if row_logprobs is not None
+                torch.tensor(of_row[row.unpredicted :] if of_row else ())
+                for row, of_row in scored
+                if of_row or not row.predicted
             ]
-            if logprobs and len(logprobs) == len(side):
+            if any(map(len, logprobs)) and len(logprobs) == len(side):
                 part.append((i, logprobs))
         yield part

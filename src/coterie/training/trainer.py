@@ -305,6 +305,9 @@ class Trainer(Generic[Item]):
         start = time.monotonic()
         with self._scope(), self._prepared.training():
             batch, splitter, families = self._batch(items)
+            # What can't be measured is refused before the weights change.
+            if heldout:
+                make_batch(heldout, self.objective, self._max_length)
             rate = rate_at(self.done, self._record.total, self.settings)
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
