@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 export TOKENIZERS_PARALLELISM := false
 export OMP_WAIT_POLICY := PASSIVE
 export GOMP_SPINCOUNT := 1000
+# Tests start hundreds of commands, which must not each compile the package.
+export PYTHONDONTWRITEBYTECODE :=
 
 WITH_DOCS := .venv-docs
 WITH_VLLM := .venv-vllm
