@@ -313,6 +313,8 @@ def main() -> None:
         "--seconds", type=float, default=120, help="for each of the two alternating parts"
     )
     args = parser.parse_args()
+    # Installed packages are compiled, and a checkout compiles itself at its first start, unless this forbids it.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sizes = (62, 500) if args.small else (1250, 10_000)
     with TemporaryDirectory() as temporary:
         folder, times = args.keep or Path(temporary) / "large", Times()
