@@ -57,7 +57,7 @@ SUMS = (
     *("environment.feedback=neutral", "environment.answers=8"),
     *("search.rollouts_per_task=24", "evaluate.tasks=200"),
 )
-"""Settings of sums: nobody says whether an answer is right, so that further answers do not mend nearly all of them."""
+"""Settings of sums. No reply says that an answer is wrong: otherwise the base solves nearly all within 2 answers."""
 CLAIMS = (
     Hypothesis("over_base", "dense trees score above the base", "dense", "base" + BEST),
     Hypothesis(

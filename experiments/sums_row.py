@@ -1,9 +1,9 @@
 """Sums in a row: the first messages decide nothing, and two traps come later.
 
 A world of ``tiny-acts``, which writes each cell in one of three styles, so runs differ in a style before they differ in
-what matters. The first problems are no traps, and the base solves them. The last ones are traps, of which the base
-falls into more than half. After a wrong answer the agent may answer again, but only once in a task. Each message sees
-the current problem only, as in ``sums``.
+what matters. The first problems are no traps, and the base solves them. The others are traps, and the base falls into
+more than half of them. After a wrong answer the agent may answer again, but only once in a task. Each message sees the
+current problem only, as in ``sums``.
 """
 
 import json
@@ -37,8 +37,8 @@ class SumsRow(Pure, Sums):
     def tasks(
         self, split: Any, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]:
-        first = sum(previous_counts) if split == "train" else 0
-        numbers = range(first, first + count)
+        start = sum(previous_counts) if split == "train" else 0
+        numbers = range(start, start + count)
         plain = generate(split, seed, 0.0)[: NEUTRAL * numbers.stop]
         traps = generate(split, seed, 1.0)[: TRAPS * numbers.stop]
         tasks = []
@@ -61,26 +61,32 @@ class SumsRow(Pure, Sums):
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:
         """Return the system prompt, and the messages from the current problem on."""
         system, *messages = super().observe(state, actor)
-        question = self.question(state, sum(state.data.right))
+        question = self.question(state, sum(attempts_of(state).right))
         return (system, *messages[[turn.text for turn in state.turns].index(question) :])
 
     async def do(self, state: State, action: str, session: Any) -> Transition:
-        found = _SUM.search(action)
+        match = _SUM.search(action)
         # The pattern allows numbers and operators only.
-        return Transition(state.data, observation(str(eval(found[0])) if found else "Nothing."))
+        return Transition(state.data, observation(str(eval(match[0])) if match else "Nothing."))
 
     async def on_answer(self, state: State, answer: str) -> Transition:
-        right = sum(state.data.right)
-        gold = json.loads(state.task.secrets["answers"].reveal(GRADER))[right]
+        attempts = attempts_of(state)
+        solved = sum(attempts.right)
+        gold = json.loads(state.task.secrets["answers"].reveal(GRADER))[solved]
         is_right = self.subject.same(gold, answer)
-        data = Attempts((*state.data.answers, answer), (*state.data.right, is_right))
+        data = Attempts((*attempts.answers, answer), (*attempts.right, is_right))
         if sum(data.right) == COUNT:
             return Transition(data, (), answer, SOLVED)
         if data.right.count(False) > 1:
             return Transition(data, (), answer, USED_UP)
-        seen = self.question(state, right + 1) if is_right else self.wrong
-        return Transition(data, observation(seen), answer)
+        reply = self.question(state, solved + 1) if is_right else self.wrong
+        return Transition(data, observation(reply), answer)
 
     async def grade(self, state: State, session: Any) -> Grade:
         """Score 1 if all problems are solved."""
-        return Grade(float(state.end == SOLVED), {"right": sum(state.data.right) / COUNT})
+        return Grade(float(state.end == SOLVED), {"right": sum(attempts_of(state).right) / COUNT})
+
+
+def attempts_of(state: State) -> Attempts:
+    assert isinstance(state.data, Attempts)
+    return state.data

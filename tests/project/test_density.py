@@ -16,7 +16,7 @@ from coterie.rollout.tree_search import Rollout
 from coterie.selection import DensePairSettings
 from experiments import dense_tree_density
 from experiments.dense_tree_density import SideSearch
-from experiments.sums_row import COUNT, SumsRow
+from experiments.sums_row import COUNT, SumsRow, attempts_of
 from tests.conftest import Cli
 from tests.helpers.play_scripts import play_messages
 
@@ -33,7 +33,7 @@ def test_a_row_of_sums_is_solved_with_at_most_one_wrong_answer() -> None:
     messages.insert(1, write_action("x = 3 * 4 - 5\nprint(x)"))
     state, heard = asyncio.run(play_messages(environment, task, messages))
     grade = asyncio.run(environment.grade(state, None))
-    assert grade.score == 1 and state.data.right.count(False) == 1  # type: ignore[attr-defined]
+    assert grade.score == 1 and attempts_of(state).right.count(False) == 1
     prompts = [[text for _, text in at.messages] for at in heard]
     # Each prompt begins with its own question, and has nothing of the ones before.
     assert [prompt[0] for prompt in prompts] == [questions[n] for n in (0, 1, 1, 1, 2, 3)]
