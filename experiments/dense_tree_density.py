@@ -5,9 +5,9 @@ of held-out tasks of ``sums_row`` that are solved):
 
 * must: the densest budget scores above the base at its best decode;
 * reported: density pays at equal pairs: 320 pairs of 8 trees score above 320 pairs of 64 trees, all of 240 rollouts;
-* reported: density pays at about equal sampled tokens: 320 pairs of 32 trees of 240 rollouts score above 320 pairs of 64
-  trees of 30. (A label of a node is sampled once, so 8 times the rollouts are not 8 times the tokens: on the spare seed
-  1,127 tokens a tree against 638);
+* reported: density pays at about equal sampled tokens: 320 pairs of 32 trees of 240 rollouts score above 320 pairs of
+  64 trees of 30. (A label of a node is sampled once, so 8 times the rollouts are not 8 times the tokens: on the spare
+  seed 1,127 tokens a tree against 638);
 * reported: the densest budget scores above as many sparse pairs, of whole runs where they first differ;
 * reported: it scores above supervised training on as many successful runs of its trees.
 
