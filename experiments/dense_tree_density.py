@@ -196,7 +196,9 @@ async def search_sides(x: Experiment, recipe: DenseTree, run: Run) -> list[SideS
     tasks, searches = recipe.heldout_tasks()[:GATE_TASKS], list[SideSearch]()
     sampler: TokenSampler = await recipe.sampler(run, 0, 1.0)
     run.store.put_tasks(tasks)
-    writer = TreeWriter(run.store, 0, x.progress, sampled_tokens([sampler]), True, "gate_sides")
+    writer = TreeWriter(run.store, 0, x.progress, sampled_tokens([sampler]), stage="gate_sides")
+    # Tasks have different numbers of sides, of which this is the most.
+    x.progress.start(len(tasks) * (1 + 2 * RUNS), "sides of pairs")
 
     def begin(driver: Driver, sessions: Sessions, task: Task) -> SideSearch:
         tree, recorded = writer.load(task)
