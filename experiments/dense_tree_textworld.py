@@ -7,8 +7,7 @@ the share of the quest that is done on held-out games, 1 if it is won):
 * reported: they score above the same pairs with sides drawn at random;
 * reported: they score above as many sparse pairs (two whole runs of a task with different outcomes, paired where they
   first differ);
-* reported: they score above supervised training on as many successful runs of the same trees;
-* reported: density pays: the densest budget scores above the sparsest, with equal pairs out of the same trees.
+* reported: they score above supervised training on as many successful runs of the same trees.
 
 Each method has the best of four learning rates (0.5, 1, 2 and 4 times 1e-4) on a spare seed, 9. The sizes of the trees
 and of the budgets were chosen on that seed too. The limit of messages was chosen with the model, before any training.
@@ -30,7 +29,6 @@ from experiments.dense_tree import (
     SPARSE,
     RandomSides,
     Successes,
-    densities,
     run_method,
     run_methods,
 )
@@ -49,8 +47,6 @@ NAME = "dense_tree/tiny"
 make = partial(make_recipe, NAME, micro_world="textworld")
 RATES = {"random sides": 5e-5, "SFT": 2e-4, "sparse": 2e-4}
 """Learning rates of the other methods; the preset has that of dense trees."""
-DENSITY_PAIRS = 160
-"""Pairs of each density: fewer than the densest eighth of the trees holds (about 195)."""
 MIN_BOTH, MIN_BASE, MAX_BASE = 0.4, 0.2, 0.7
 GATE_TREES = 32
 
@@ -59,7 +55,7 @@ QUICK = Quick(("dense", "random sides"), ("evaluate.tasks=200",))
 
 
 def run(x: Experiment) -> None:
-    """Run the methods and the densities."""
+    """Run the methods."""
     for seed in x.seeds:
         overrides = [*x.overrides, f"seed={seed}"]
         dense: DenseTree = make(overrides)
@@ -71,7 +67,6 @@ def run(x: Experiment) -> None:
             {
                 "random sides": RandomSides(make(words["random sides"]).settings),
                 "SFT": Successes(make(words["SFT"]).settings),
-                **densities(make, overrides, DENSITY_PAIRS),
                 "sparse": make([*words["sparse"], *SPARSE, tasks]),
             },
         )

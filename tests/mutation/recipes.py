@@ -42,6 +42,7 @@ HELD_OUT = f"{GAP}test_a_held_out_question_is_found_wherever_it_stands_in_a_prom
 TRACE_AGENT = f"{GAP}test_traces_that_the_agents_call_format_cannot_express"
 TRACE_PIECES = f"{GAP}test_traces_of_a_file_are_trained_on_verbatim"
 WRONG_ANSWERS = f"{GAP}test_traces_with_wrong_answers_or_missing_facts_are_not_trained_on"
+SIDES = "tests/project/test_density.py::test_pairs_of_whole_runs_are_judged_by_further_runs_from_each_side"
 RANDOM_SIDES = f"{DENSE}test_controls_turn_some_pairs_or_imitate_an_equal_number_of_successes"
 SELECTED_PAIRS = f"{DENSE}test_selected_pairs_are_siblings_that_differ_by_the_margin"
 
@@ -107,5 +108,7 @@ FAULTS = (
         around(lambda original, self, pair: pair),
         [RANDOM_SIDES],
     ),
+    # Pairs are right by their own runs.
+    Fault("experiments.dense_tree_density:SideSearch.right", returns([1.0]), [SIDES]),
     Fault(f"{R}dense_tree:dense_pairs", settings(margin=0.01), [SELECTED_PAIRS]),
 )
