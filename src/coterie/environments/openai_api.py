@@ -14,7 +14,7 @@ from typing import Any, Literal
 from coterie.datasets.messages import ROLES, parse_tools
 from coterie.datasets.messages import Role as WireRole
 from coterie.errors import UserError
-from coterie.record.turn import Finish, Tool, ToolCall
+from coterie.record.turn import Finish, Role, Tool, ToolCall
 from coterie.tools.calls import check_tools
 
 Protocol = Literal["chat", "responses"]
@@ -49,7 +49,8 @@ class RequestError(Exception):
 class WireMessage:
     """A message of a request."""
 
-    role: WireRole
+    role: Role
+    """Role; ``inline`` for what a program has added to an echoed reply."""
     text: str
     calls: tuple[ToolCall, ...] = ()
     """Calls of a reply, with the ids of the program."""

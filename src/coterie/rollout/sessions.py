@@ -92,6 +92,10 @@ class Sessions:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def find(self, key: SessionKey) -> ManagedSession | None:
+        """Return the idle session at a key, which stays there."""
+        return self._idle.get(key)
+
     def take(self, key: SessionKey) -> ManagedSession | None:
         return self._idle.pop(key, None)
 
