@@ -85,11 +85,12 @@ KEYS = {"run": "config"}
 GPUs (``make test-ranks`` trains on CPU ranks). wandb is not installed; tensorboard stands in for it."""
 
 SAMPLE = {"data": "sample"}
+RECORD = {"runs/recorded": "runs/agent"}
 STEP = {"runs/rl@50": "runs/rl@1"}
 
 RULES = (
-    Rule("coterie run sft", f"{FILE} dataset.threshold=0", has="runs/recorded", instead={"runs/recorded": "runs/rl"}),
-    Rule("coterie run dpo", f"{FILE} dataset.threshold=0 --dry-run", has="runs/recorded", instead={"runs/recorded": "runs/rl"}),
+    Rule("coterie run sft", f"{FILE} dataset.threshold=0", has="runs/recorded", instead=RECORD),
+    Rule("coterie run dpo", f"{FILE} dataset.threshold=0 --dry-run", has="runs/recorded", instead=RECORD),
     Rule("coterie run sft", FILE),
     Rule("coterie run dpo", FILE),
     Rule("coterie list"),

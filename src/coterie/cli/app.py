@@ -53,7 +53,7 @@ class Commands(TyperGroup):
     def _import_others(self) -> None:
         from coterie.cli.config import config
         from coterie.cli.data import app as data_app
-        from coterie.cli.gateway import gateway
+        from coterie.cli.gateway_record import gateway
         from coterie.cli.list import app as models_app
         from coterie.cli.list import list_names
         from coterie.cli.serve import app as serve_app

@@ -30,7 +30,7 @@ from coterie.environments.gateway import (
     or_refusal,
     read_body,
 )
-from coterie.environments.openai_api import RequestError
+from coterie.environments.openai_api import RequestError, read_object
 from coterie.environments.program import ModelCalls, ModelCallSettings, RunningProgram, read_reward
 from coterie.environments.protocol import Shared
 from coterie.errors import UserError
@@ -107,7 +107,7 @@ class Visits:
         store: Store,
         stage: str,
         environment: External,
-        begin: Callable[["Visit"], None],
+        begin: Callable[[Visit], None],
     ) -> None:
         self.key = secrets.token_urlsafe(18)
         """Key with which sessions are opened."""
@@ -117,14 +117,10 @@ class Visits:
         self._environment, self._begin = environment, begin
         self._tasks = {id_: store.task(id_) for id_ in store.task_ids()}
         self._counts = Counter(task for task, _ in store.finished_keys(0, stage))
-        self._open = dict[str, Visit]()
-        self._ended = dict[str, str]()
-        """How each earlier session ended."""
+        self._open, self._ended = dict[str, Visit](), dict[str, str]()
         for prefix in ("/sessions", "/v1/sessions"):
-            gateway.app.routes += [
-                Route(prefix, or_refusal(self._enter), methods=["POST"]),
-                Route(prefix + "/{session}/result", or_refusal(self._leave), methods=["POST"]),
-            ]
+            for path, function in ((prefix, self._enter), (prefix + "/{id}/result", self._leave)):
+                gateway.app.routes.append(Route(path, or_refusal(function), methods=["POST"]))
 
     def close(self, visit: Visit, failure: str | None) -> None:
         """Close the session of a recorded episode."""
@@ -144,39 +140,28 @@ class Visits:
         task = self._task(await _read(request, "task_id", "task"))
         self._store.put_tasks([task])
         self._tasks[task.id] = task
-        sample = self._counts[task.id]
+        session = self._gateway.open_session(self._environment.actors)
+        ended, recorded = (asyncio.get_running_loop().create_future() for _ in range(2))
+        visit = Visit(task, self._counts[task.id], session, ended, recorded)
         self._counts[task.id] += 1
-        loop, session = (
-            asyncio.get_running_loop(),
-            self._gateway.open_session(self._environment.actors),
-        )
-        visit = Visit(task, sample, session, loop.create_future(), loop.create_future())
         self._open[session.api_key] = visit
         self.waiting[task.id].append(visit)
         self._begin(visit)
+        names = {"models": session.models, "task_id": task.id}
         urls = {"base_url": session.base_url, "api_key": session.api_key}
-        return JSONResponse(
-            {"id": session.api_key, **urls, "models": session.models, "task_id": task.id}
-        )
+        return JSONResponse({"id": session.api_key, **urls, **names})
 
     def _task(self, body: Mapping[str, Any]) -> Task:
-        """Return the task of a new session: known by its id, or equal to another one by its content."""
+        """Return the task of a new session: that of an earlier session with its id, or with its content."""
         id_, content = body.get("task_id"), body.get("task")
         if not isinstance(id_, str | int | None) or len(str(id_)) > 200:
             raise RequestError("task_id must be a text of at most 200 characters, or a number")
-        public = (
-            content
-            if isinstance(content, dict)
-            else {}
-            if content is None
-            else {"question": content}
-        )
+        public = content if isinstance(content, dict) else {"question": content}
+        if content is None:
+            public = {}
         if id_ is None:
-            id_ = (
-                digest("task", json.dumps(public, sort_keys=True))
-                if public
-                else secrets.token_hex(8)
-            )
+            text = json.dumps(public, sort_keys=True) if public else secrets.token_hex(8)
+            id_ = digest("task", text)
         task = self._tasks.get(str(id_))
         if task is not None and public and task.public != public:
             problem = f"the task {id_} has another content than in an earlier session"
@@ -184,17 +169,17 @@ class Visits:
         return task or Task(str(id_), public)
 
     async def _leave(self, request: Request) -> Response:
-        id_, given_key = request.path_params["session"], key_of(request)
+        id_, given_key = request.path_params["id"], key_of(request)
         if given_key not in (id_, self.key):
             raise RequestError("the API key is not the key of this session", 401, "invalid_api_key")
         body = await _read(request, "reward", "rewards", "result")
+        visit = self._open.get(id_)
+        if visit is not None and visit.ended.done():
+            await asyncio.shield(visit.recorded)
         if id_ in self._ended:
             raise RequestError(f"the session has ended: {self._ended[id_]}", 409)
-        if id_ not in self._open:
+        if visit is None:
             raise RequestError(f"there is no session {id_}; POST /sessions opens one", 404)
-        visit = self._open[id_]
-        if visit.ended.done():
-            raise RequestError("the session has ended: its result was sent before", 409)
         if as_number(body.get("reward")) is None:
             raise RequestError('reward must be a finite number, such as {"reward": 1.0}')
         result = {"reward": body["reward"], "rewards": body.get("rewards")}
@@ -212,13 +197,7 @@ class Visits:
 
 async def _read(request: Request, *names: str) -> dict[str, Any]:
     """Return the object in a request's body, which has only these keys. Raises ``RequestError``."""
-    raw = await read_body(request)
-    try:
-        body = json.loads(raw or b"{}")
-        # The record needs whole characters and finite numbers.
-        json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(body, dict) or body.keys() - set(names):
+    body = read_object(await read_body(request) or b"{}")
+    if body.keys() - set(names):
         raise RequestError(f"the body must be an object with the keys {', '.join(names)}")
     return body

@@ -118,18 +118,9 @@ class GatewaySession:
         self.models = tuple(models)
         self.waiting: deque[PendingRequest] = deque()
         self._by_fingerprint: dict[str, list[PendingRequest]] = {}
-        self._arrived = asyncio.Event()
+        self.news = asyncio.Event()
+        """Set when a request has arrived, or its program has ended."""
         self._closed: RequestError | None = None
-
-    async def arrival(self) -> None:
-        """Wait until a request waits."""
-        while not self.waiting:
-            self._arrived.clear()
-            await self._arrived.wait()
-
-    def take(self) -> PendingRequest:
-        """Remove and return the oldest waiting request."""
-        return self.waiting.popleft()
 
     def add(self, request: ModelRequest, is_retry: bool) -> PendingRequest:
         """Return the request as a waiting one, or the earlier request that it repeats. Raises ``RequestError``."""
@@ -146,7 +137,7 @@ class GatewaySession:
         pending = PendingRequest(request)
         equal.append(pending)
         self.waiting.append(pending)
-        self._arrived.set()
+        self.news.set()
         return pending
 
     def check_model(self, name: str) -> None:

@@ -96,8 +96,8 @@ class ModelReply:
 # -- requests -------------------------------------------------------------------------------------
 
 
-def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
-    """Parse the body of a request. Raises ``RequestError``."""
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises ``RequestError``."""
     try:
         body = json.loads(raw)
         # Hashes and stores need whole characters, which `\ud800` in JSON is not.
@@ -107,6 +107,12 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the body is not an object")
+    return body
+
+
+def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
+    """Parse the body of a request. Raises ``RequestError``."""
+    body = read_object(raw)
     for name, subject in UNSUPPORTED.items():
         if body.get(name):
             raise RequestError(f"{name}: {subject} are not supported", code="unsupported_parameter")

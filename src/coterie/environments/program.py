@@ -153,10 +153,11 @@ class RunningProgram(Replayed):
         self.output: Callable[[], str] = lambda: ""
         self._seconds = seconds
         self._ended = asyncio.ensure_future(ended)
-        self._ended.add_done_callback(self._withdraw)
+        self._ended.add_done_callback(self._end)
 
-    def _withdraw(self, _: object) -> None:
-        """Withdraw the request that is answered, since its program has ended."""
+    def _end(self, _: object) -> None:
+        """Withdraw the request that is answered, since nobody will read the reply."""
+        self.session.news.set()
         if self.pending is not None:
             self.pending.leave(0.0)
 
@@ -165,21 +166,19 @@ class RunningProgram(Replayed):
 
         Raises ``EnvironmentFault`` if it failed or takes too long.
         """
-        arrival = asyncio.ensure_future(self.session.arrival())
         try:
-            work = (arrival, self._ended)
-            await asyncio.wait(work, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            arrival.cancel()
-        if self._ended.done():
-            if (error := self._ended.exception()) is not None:
-                raise self.fault(f"failed: {error}") from error
-            self.pending = None
-        elif self.session.waiting:
-            self.pending = self.session.take()
-        else:
+            async with asyncio.timeout(self._seconds):
+                while not (self._ended.done() or self.session.waiting):
+                    self.session.news.clear()
+                    await self.session.news.wait()
+        except TimeoutError as late:
             problem = f"did not call a model or end within {self._seconds:g} s"
-            raise self.fault(f"{problem} (environment.seconds)")
+            raise self.fault(f"{problem} (environment.seconds)") from late
+        self.pending = None
+        if not self._ended.done():
+            self.pending = self.session.waiting.popleft()
+        elif (error := self._ended.exception()) is not None:
+            raise self.fault(f"failed: {error}") from error
         return self.pending
 
     @property
@@ -210,11 +209,6 @@ class Progress:
     refusals: int = 0
     result: Any = None
 
-    def prompt(self, turns: tuple[Turn, ...]) -> Prompted:
-        """Return the current request; ``turns`` are all turns before its reply."""
-        assert self.waiting is not None, "a request waits until the end"
-        return with_turns(self.waiting, turns[len(turns) - self.new :])
-
 
 class ModelCalls(AnswersRequests):
     """Environment of a program, whose model calls are the turns of its roles and whose result has the reward."""
@@ -237,17 +231,16 @@ class ModelCalls(AnswersRequests):
         return await self._next(session, (), ())
 
     def next_actors(self, state: State) -> tuple[str, ...]:
-        return (_progress(state).prompt(state.turns).actor,)
+        return (_waiting(state).actor,)
 
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:
-        return _progress(state).prompt(state.turns).messages
+        return _prompt(state, state.turns).messages
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return _progress(state).tools
 
     def request_limits(self, state: State) -> tuple[tuple[str, ...], int | None]:
-        progress = _progress(state)
-        return progress.prompt(state.turns).stop, progress.max_tokens
+        return _waiting(state).stop, _progress(state).max_tokens
 
     async def act(
         self,
@@ -260,7 +253,7 @@ class ModelCalls(AnswersRequests):
         """Answer the request with the turn, and wait for the next request or the end of the program."""
         progress, turn, pending = _progress(state), turns[-1], session.pending
         assert pending is not None, "the turn answers a request"
-        prompt = progress.prompt(state.turns[:-1])
+        prompt = _prompt(state, state.turns[:-1])
         past = (*progress.past, replace(prompt, turn=turn))
         self._say_differences(pending, turn)
         if pending.answer(reply_of(turn, prompt.stop, state.prompt_tokens)):
@@ -433,6 +426,18 @@ class Program(ModelCalls, Question):
 def _progress(state: State) -> Progress:
     assert isinstance(state.data, Progress)
     return state.data
+
+
+def _waiting(state: State) -> Prompted:
+    """Return the current request, whose new observations have no ids yet."""
+    waiting = _progress(state).waiting
+    assert waiting is not None, "a request waits until the end"
+    return waiting
+
+
+def _prompt(state: State, turns: tuple[Turn, ...]) -> Prompted:
+    """Return the current request; ``turns`` are all turns before its reply."""
+    return with_turns(_waiting(state), turns[len(turns) - _progress(state).new :])
 
 
 def _read_result(result: Any) -> tuple[str, float | None]:

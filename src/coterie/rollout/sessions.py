@@ -38,6 +38,8 @@ class ManagedSession:
 
     async def live(self, seconds: float) -> Session:
         """Wait until the session is open and return it. Raises ``SessionError``."""
+        if self._opened.done():
+            return self._opened.result()
         # ``wait`` leaves the future alone at a timeout, whereas ``wait_for`` would cancel it.
         done, _ = await asyncio.wait([self._opened], timeout=seconds)
         if not done:

@@ -1,8 +1,7 @@
 """Requests whose reply nobody reads: they are not sampled to the end, and are no turn."""
 
 import asyncio
-import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,94 +14,92 @@ from tests.helpers.native_templates import make_native_tokenizer
 from tests.helpers.play_programs import PlayedProgram, make_program, play_program
 
 SLOW, FAST = "Think for long.", "Be quick."
+Events = list[str]
 
 
-def ask(session: Any, text: str, seconds: float = 60.0) -> Any:
+async def ask(session: Any, text: str) -> str:
     head = {"Authorization": f"Bearer {session.api_key}"}
     body = {"model": "agent", "messages": [{"role": "user", "content": text}]}
-    url = f"{session.base_url}/chat/completions"
-    return httpx2.post(url, json=body, headers=head, timeout=seconds).json()
+    async with httpx2.AsyncClient(headers=head, timeout=60) as client:
+        reply = await client.post(f"{session.base_url}/chat/completions", json=body)
+    return str(reply.json()["choices"][0]["message"]["content"])
 
 
-def play(folder: Path, run: Callable[[Any], float]) -> tuple[PlayedProgram, list[str]]:
-    """Play a program whose slow requests take a minute. Return also what became of them."""
-    events, number = list[str](), 0
+async def begin_to_ask(session: Any, events: Events) -> asyncio.Task[str]:
+    """Ask for a slow reply, and return when it is being sampled."""
+    asking = asyncio.create_task(ask(session, SLOW))
+    while "asked" not in events:
+        await asyncio.sleep(0.01)
+    return asking
+
+
+def play(
+    folder: Path, run: Callable[[Any, Events], Awaitable[None]], seconds: float
+) -> tuple[PlayedProgram, Events]:
+    """Play a program whose first slow reply takes so long. Return also what becomes of slow replies."""
+    events = Events()
 
     async def think() -> str:
-        nonlocal number
-        number += 1
+        is_first = not events
         events.append("asked")
         try:
-            # The second time, it takes only long enough for a client that has returned.
-            await asyncio.sleep(60 if number == 1 else 0.1)
+            await asyncio.sleep(seconds if is_first else 0)
         except asyncio.CancelledError:
             events.append("cancelled")
             raise
         return "Thought."
 
-    def say(prompt: str, _: int) -> Any:
-        return think() if SLOW in prompt else "Quick."
+    async def agent(task: Any, session: Any) -> float:
+        await run(session, events)
+        return 1.0
 
-    environment = make_program(folder, lambda _, session: run(session))
     renderer = ChatRenderer(make_native_tokenizer("qwen2"))
-    return play_program(environment, renderer, say), events
-
-
-def hang_up(session: Any, seconds: float) -> None:
-    with pytest.raises(httpx2.TimeoutException):
-        ask(session, SLOW, seconds)
+    played = play_program(
+        make_program(folder, agent),
+        renderer,
+        lambda prompt, _: think() if SLOW in prompt else "Quick.",
+    )
+    assert played.score == 1.0
+    played.check_views()
+    return played, events
 
 
 def test_a_request_whose_client_has_left_is_cancelled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(gateway, "RETRY_SECONDS", 0.1)
 
-    def run(session: Any) -> float:
-        hang_up(session, 2.0)
-        ask(session, FAST)
-        # The same request later is a new one.
-        assert ask(session, SLOW)["choices"][0]["message"]["content"] == "Thought."
-        return 1.0
+    async def run(session: Any, events: Events) -> None:
+        (await begin_to_ask(session, events)).cancel()
+        assert await ask(session, FAST) == "Quick."
+        # The same request is a new one now.
+        assert await ask(session, SLOW) == "Thought."
 
-    played, events = play(tmp_path, run)
-    assert events == ["asked", "cancelled", "asked"] and played.score == 1.0
+    played, events = play(tmp_path, run, 600)
+    assert events == ["asked", "cancelled", "asked"]
     speakers = [turn.speaker.name for turn in played.path]
     assert speakers == ["gateway", "agent", "agent"]
     assert "its client left before the reply" in played.path[0].text
-    played.check_views()
     assert len(played.rows()) == 2
 
 
 def test_a_request_in_flight_is_cancelled_when_its_program_ends(tmp_path: Path) -> None:
-    def run(session: Any) -> float:
-        ask(session, FAST)
-        threading.Thread(target=ask, args=(session, SLOW), daemon=True).start()
-        # Its request is the next to be answered once a further one waits.
-        threading.Event().wait(1.0)
-        return 1.0
+    async def run(session: Any, events: Events) -> None:
+        await ask(session, FAST)
+        asking.append(await begin_to_ask(session, events))
 
-    played, events = play(tmp_path, run)
-    assert events == ["asked", "cancelled"] and played.score == 1.0
-    played.check_views()
+    asking = list[asyncio.Task[str]]()
+    played, events = play(tmp_path, run, 600)
+    assert events == ["asked", "cancelled"]
     assert [turn.speaker.name for turn in played.path] == ["agent", "gateway"]
     assert len(played.rows()) == 1
 
 
-def test_a_client_that_returns_in_time_gets_the_reply(tmp_path: Path) -> None:
-    def run(session: Any) -> float:
-        hang_up(session, 2.0)
-        assert ask(session, SLOW)["choices"][0]["message"]["content"] == "Thought."
-        return 1.0
+def test_a_client_that_returns_gets_the_reply_that_is_being_sampled(tmp_path: Path) -> None:
+    async def run(session: Any, events: Events) -> None:
+        (await begin_to_ask(session, events)).cancel()
+        await asyncio.sleep(0.5)
+        assert await ask(session, SLOW) == "Thought."
 
-    environment = make_program(tmp_path, lambda _, session: run(session))
-    renderer, asked = ChatRenderer(make_native_tokenizer("qwen2")), list[str]()
-
-    async def think() -> str:
-        asked.append("asked")
-        await asyncio.sleep(3)
-        return "Thought."
-
-    played = play_program(environment, renderer, lambda *_: think())
-    assert asked == ["asked"] and played.score == 1.0 and len(played.path) == 1
-    played.check_views()
+    played, events = play(tmp_path, run, 1.0)
+    assert events == ["asked"] and len(played.path) == 1

@@ -34,12 +34,12 @@ def gateway(
     from coterie.cli.report import write_report
     from coterie.cli.serve import listener_on
     from coterie.environments.gateway import Gateway
-    from coterie.recipes.gateway import ROLLOUT, GatewayRecord
+    from coterie.recipes.gateway_record import ROLLOUT, GatewayRecord
     from coterie.recipes.registry import settings
     from coterie.runs.loop import run_stages
     from coterie.runs.run import open_run
 
-    console, name = notes(), "gateway"
+    console, name = notes(), "gateway_record"
     given = [*(overrides or []), *([f"environment.roles=[{roles}]"] if roles else [])]
     recipe = GatewayRecord(settings(name, given, stored_settings(name, folder)))
     check_sources(recipe.settings)

@@ -18,7 +18,7 @@ class SampledSettings(Settings):
 class GatewayRecordSettings(RecipeSettings):
     """Record programs that are started elsewhere. `coterie gateway` serves them."""
 
-    recipe: ClassVar[str] = "gateway"
+    recipe: ClassVar[str] = "gateway_record"
     environment: EnvironmentSettings = EnvironmentSettings(name="external")
     rollout: SampledSettings = SampledSettings()
 
