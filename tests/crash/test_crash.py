@@ -129,9 +129,10 @@ def test_programs_killed_within_a_step_resume_to_the_same_rows_and_weights(tmp_p
         *("environment=program", f"dataset={rows}", f"environment.agent={world}:play_exchange"),
         *("environment.roles=[Alice,Bob]", "environment.reward=exact", "model=tiny-exchange"),
     )
-    with closing(Zygote("rl/grpo", *REINFORCED, *program, term)) as zygote:
+    two_steps = [pair.replace("steps.count=4", "steps.count=2") for pair in REINFORCED]
+    with closing(Zygote("rl/grpo", *two_steps, *program, term)) as zygote:
         undisturbed = zygote.run(tmp_path / "whole")
-        for n, kill_at in enumerate(("reinforce:3", "reinforce:9", "reinforce:16")):
+        for n, kill_at in enumerate(("reinforce:3", "reinforce:12")):
             folder = tmp_path / f"run-{n}"
             assert zygote.run(folder, kill_at)["killed"], kill_at
             assert zygote.run(folder)["digest"] == undisturbed["digest"], kill_at
