@@ -194,7 +194,10 @@ class Gateway:
         if id_ != key:
             raise RequestError("the API key is not the key of this session", 401, "invalid_api_key")
         if id_ not in self.sessions:
-            raise RequestError("there is no session with this key", 401, "invalid_api_key")
+            problem = (
+                "no open session has this key (at `coterie gateway`, POST /sessions opens one)"
+            )
+            raise RequestError(problem, 401, "invalid_api_key")
         return self.sessions[id_]
 
     async def _models(self, request: Request) -> Response:
