@@ -19,6 +19,8 @@ from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Metrics
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_record import groups_taken, step_records
+from tests.helpers import program_worlds
+from tests.helpers.program_worlds import write_exchange
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLUGINS = (
@@ -114,6 +116,24 @@ def test_reinforcement_learning_killed_within_a_step_resumes_to_the_same_weights
         generator = random.Random(0)
         for n in range(8):
             folder, kill_at = tmp_path / f"run-{n}", f"reinforce:{generator.randint(1, 40)}"
+            assert zygote.run(folder, kill_at)["killed"], kill_at
+            assert zygote.run(folder)["digest"] == undisturbed["digest"], kill_at
+
+
+@pytest.mark.slow
+def test_programs_killed_within_a_step_resume_to_the_same_rows_and_weights(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def short(dialogue):\n    return -dialogue.tokens / 100\n")
+    term = f"reward.terms={{{tmp_path / 'own.py'}:short: 1}}"
+    rows, world = write_exchange(tmp_path / "rows.jsonl"), program_worlds.__file__
+    program = (
+        *("environment=program", f"dataset={rows}", f"environment.agent={world}:play_exchange"),
+        *("environment.roles=[Alice,Bob]", "environment.reward=exact", "model=tiny-exchange"),
+    )
+    two_steps = [pair.replace("steps.count=4", "steps.count=2") for pair in REINFORCED]
+    with closing(Zygote("rl/grpo", *two_steps, *program, term)) as zygote:
+        undisturbed = zygote.run(tmp_path / "whole")
+        for n, kill_at in enumerate(("reinforce:3", "reinforce:12")):
+            folder = tmp_path / f"run-{n}"
             assert zygote.run(folder, kill_at)["killed"], kill_at
             assert zygote.run(folder)["digest"] == undisturbed["digest"], kill_at
 

@@ -85,9 +85,12 @@ KEYS = {"run": "config"}
 GPUs (``make test-ranks`` trains on CPU ranks). wandb is not installed; tensorboard stands in for it."""
 
 SAMPLE = {"data": "sample"}
+RECORD = {"runs/recorded": "runs/agent"}
 STEP = {"runs/rl@50": "runs/rl@1"}
 
 RULES = (
+    Rule("coterie run sft", f"{FILE} dataset.threshold=0", has="runs/recorded", instead=RECORD),
+    Rule("coterie run dpo", f"{FILE} dataset.threshold=0 --dry-run", has="runs/recorded", instead=RECORD),
     Rule("coterie run sft", FILE),
     Rule("coterie run dpo", FILE),
     Rule("coterie list"),
@@ -149,6 +152,7 @@ RULES = (
     Rule("coterie config"),
     Rule("coterie chat", "--max-tokens=8", lines="hello\n"),
     Rule("coterie serve model", "--port=0", stop=True, instead=STEP),
+    Rule("coterie gateway", stop=True),
     Rule("coterie serve tools", "--port=0", stop=True),
     Rule("coterie export model", has="--merge", instead={"RUN": "runs/lora"}),
     Rule("coterie export model", has="--step", instead={"50": "1"}),

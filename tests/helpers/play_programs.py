@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -27,7 +27,7 @@ from tests.helpers.play_native_calls import Prepared, Said, prepared_completion
 from tests.helpers.play_scripts import finish_episodes
 from tests.helpers.write_rows import write_jsonl
 
-Say = Callable[[str, int], Said | str]
+Say = Callable[[str, int], Said | str | Awaitable[str]]
 """Reply to the text of a prompt and the number of replies before it."""
 
 
@@ -43,6 +43,7 @@ class Speaking(Prepared):
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
     ) -> list[Completion]:
         reply = self.say(self.renderer.decode(prompt), len(self.heard))
+        reply = reply if isinstance(reply, Said | str) else await reply
         reply = Said(reply) if isinstance(reply, str) else reply
         completion = prepared_completion(self.renderer, reply, sampling)
         self.samplings.append(sampling)

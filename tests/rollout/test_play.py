@@ -9,11 +9,11 @@ from typing import Any
 from coterie.environments.protocol import Environment, Grade, Shared, State, Transition
 from coterie.progress import Silent
 from coterie.record.store import Store
+from coterie.record.tree import FINAL_REWARD
 from coterie.record.turn import Turn
 from coterie.rollout.episodes import (
     DIALOGUES_PER_SLOT,
     ENVIRONMENT,
-    FINAL_REWARD,
     REWARD,
     Driver,
     Episode,

@@ -22,6 +22,8 @@ from coterie.runs.reinforce_batch import paths_of
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
+from tests.helpers import program_worlds
+from tests.helpers.program_worlds import write_exchange
 from tests.helpers.run_rl import Killed, Killing, informative_overrides, run_to_end
 from tests.vllm.conftest import MODEL
 from tests.vllm.references import TOLERANCE, apart
@@ -69,6 +71,20 @@ def test_the_server_speaks_by_each_version_that_the_trainer_makes(
     assert len(served) == (4 if own is LORA else 0)
 
 
+def test_programs_are_sampled_by_the_server(tmp_path: Path) -> None:
+    rows, world = write_exchange(tmp_path / "rows.jsonl"), program_worlds.__file__
+    overrides = [
+        *(*informative_overrides(tmp_path), *VLLM, *FULL, "loss.kl_coef=0", "steps.count=1"),
+        *("environment=program", f"dataset={rows}", f"environment.agent={world}:play_exchange"),
+        *("environment.roles=[Alice,Bob]", "environment.reward=exact", f"model={MODEL}"),
+    ]
+    overrides = [*{pair.partition("=")[0]: pair for pair in overrides}.values()]
+    folder = tmp_path / "run"
+    (record,) = run_to_end(recipe_of(settings("rl/grpo", overrides)), folder).values()
+    assert record["policy/updates"] == 1
+    assert _difference(_rows(folder, 0), None, 1.0) < 5 * TOLERANCE
+
+
 def _keep_published(monkeypatch: pytest.MonkeyPatch, weights: Path) -> None:
     """Keep what servers load, which goes when they have loaded the next."""
     publish = Trainer.publish
@@ -106,12 +122,12 @@ def _rows(folder: Path, step: int) -> list[Row]:
     return [row for path in paths for row in path.rows]
 
 
-def _difference(rows: list[Row], version: Path | None) -> float:
+def _difference(rows: list[Row], version: Path | None, temperature: float = TEMPERATURE) -> float:
     """How far the server's log-probs are at most from those of the trainer's model (``None``: the base)."""
     model = load(MODEL)
     if version and is_adapter(version):
         model = replace(model, model=load_adapter(model.model, version))
     elif version:
         model = load(str(version))
-    known = with_old(model.model, rows, TrainingSettings(), temperature=TEMPERATURE)
+    known = with_old(model.model, rows, TrainingSettings(), temperature=temperature)
     return max(apart(row.logprobs or (), row.old or ()) for row in known)

@@ -53,6 +53,7 @@ class Commands(TyperGroup):
     def _import_others(self) -> None:
         from coterie.cli.config import config
         from coterie.cli.data import app as data_app
+        from coterie.cli.gateway_record import gateway
         from coterie.cli.list import app as models_app
         from coterie.cli.list import list_names
         from coterie.cli.serve import app as serve_app
@@ -60,7 +61,7 @@ class Commands(TyperGroup):
         from coterie.cli.view import view
 
         others = typer.Typer(rich_markup_mode="markdown")
-        for command in (config, merge, sweep, view):
+        for command in (config, gateway, merge, sweep, view):
             others.command()(command)
         others.command("list")(list_names)
         for name, group in (("data", data_app), ("models", models_app), ("serve", serve_app)):

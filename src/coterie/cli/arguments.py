@@ -91,7 +91,9 @@ def read_arguments(
         raise UserError(f"no recipe is given{where}", "such as: coterie run optima/isft")
     recipe = absolute_name(recipe)
     # Recipes such as sft read a file as conversations, all others as questions.
-    reads_files = isinstance(settings_type(recipe).model_fields["dataset"].default, FileSettings)
+    default = settings_type(recipe).model_fields["dataset"].default
+    reads_files = isinstance(default, FileSettings)
+    overrides = _with_record(overrides, default.name) if reads_files else overrides
     overrides = with_file(_with_source(overrides, reads_files, _names(tree)))
     if file is None:
         return Arguments(recipe, overrides)
@@ -140,6 +142,20 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
         if group in PLAYED and key in ("", "name") and value is not None:
             overrides.append(f"{group}={value}")
     return overrides
+
+
+def _with_record(overrides: Sequence[str], default: str) -> list[str]:
+    """Replace a run folder by the data set of its record, and by its model unless a model is given."""
+    result: list[str] = []
+    for word in overrides:
+        if "=" in word or not (expanded(word) / "config.yaml").is_file():
+            result.append(word)
+            continue
+        name = "recorded_pairs" if default == "preferences" else "recorded"
+        result += [f"dataset={name}", f"dataset.source={expanded(word).absolute()}"]
+        if not any(pair.startswith("model=") for pair in overrides):
+            result.append(f"model={read_config(expanded(word))[1]['model']}")
+    return result
 
 
 def _with_source(overrides: Sequence[str], reads_files: bool, in_file: Sequence[str]) -> list[str]:

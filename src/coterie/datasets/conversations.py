@@ -23,6 +23,7 @@ from coterie.datasets.question_files import (
 )
 from coterie.datasets.rows import QuestionRow, Raw, first_of, kind_of, parsed_json
 from coterie.errors import UserError
+from coterie.record.rows import Row
 from coterie.record.turn import Tool
 
 Targets = Literal["all", "last"]
@@ -41,6 +42,8 @@ class Conversation(QuestionRow):
     """Index of the first message after the prompt of a preference."""
     origin: str = ""
     """Line or row of the file."""
+    recorded: tuple[tuple[Row, ...], ...] = ()
+    """Rows of each side whose tokens were sampled in a run; they are trained instead of the messages."""
 
     @property
     def key(self) -> str:

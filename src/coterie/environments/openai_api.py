@@ -14,7 +14,7 @@ from typing import Any, Literal
 from coterie.datasets.messages import ROLES, parse_tools
 from coterie.datasets.messages import Role as WireRole
 from coterie.errors import UserError
-from coterie.record.turn import Finish, Tool, ToolCall
+from coterie.record.turn import Finish, Role, Tool, ToolCall
 from coterie.tools.calls import check_tools
 
 Protocol = Literal["chat", "responses"]
@@ -49,7 +49,8 @@ class RequestError(Exception):
 class WireMessage:
     """A message of a request."""
 
-    role: WireRole
+    role: Role
+    """Role; ``inline`` for what a program has added to an echoed reply."""
     text: str
     calls: tuple[ToolCall, ...] = ()
     """Calls of a reply, with the ids of the program."""
@@ -95,8 +96,8 @@ class ModelReply:
 # -- requests -------------------------------------------------------------------------------------
 
 
-def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
-    """Parse the body of a request. Raises ``RequestError``."""
+def read_object(raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises ``RequestError``."""
     try:
         body = json.loads(raw)
         # Hashes and stores need whole characters, which `\ud800` in JSON is not.
@@ -106,6 +107,12 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
         raise RequestError(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the body is not an object")
+    return body
+
+
+def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
+    """Parse the body of a request. Raises ``RequestError``."""
+    body = read_object(raw)
     for name, subject in UNSUPPORTED.items():
         if body.get(name):
             raise RequestError(f"{name}: {subject} are not supported", code="unsupported_parameter")

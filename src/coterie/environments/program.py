@@ -14,7 +14,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import field_validator, model_validator
 
@@ -32,7 +32,7 @@ from coterie.config.settings import key
 from coterie.config.user_code import as_number
 from coterie.datasets.load import Rows
 from coterie.engines.child_guard import guarded
-from coterie.engines.protocol import cancel
+from coterie.engines.protocol import EngineError, cancel
 from coterie.environments.gateway import Gateway, GatewaySession, PendingRequest, open_gateway
 from coterie.environments.openai_api import RequestError
 from coterie.environments.program_history import Prompted, read_history, reply_of, with_turns
@@ -44,12 +44,14 @@ from coterie.environments.protocol import (
     Observation,
     Openers,
     Replayed,
+    RequestWithdrawn,
     Shared,
     State,
     Syntax,
     Transition,
 )
 from coterie.environments.question import Question, QuestionSettings
+from coterie.environments.settings import EnvironmentSettings
 from coterie.errors import UserError
 from coterie.record.tree import ANSWERED, CONTEXT, Task
 from coterie.record.turn import Message, Part, Speaker, Tool, Turn, digest
@@ -66,11 +68,36 @@ SHOWN = 1500
 MAX_REFUSALS = 3
 """Requests in a row that may exceed the context; the program was told of each."""
 GATEWAY = Speaker("environment", "gateway")
+T = TypeVar("T")
 _openings: dict[tuple[str, str], Transition] = {}
 """First requests of this process by program and task, so that reports and plans need not run programs again."""
 
 
-class ProgramSettings(QuestionSettings):
+class ModelCallSettings(EnvironmentSettings):
+    """Settings of the roles that a program asks, and of its limits."""
+
+    roles: tuple[str, ...] = key(
+        ("agent",),
+        "Names of the models that the program asks, each of which is a role.",
+        min_length=1,
+    )
+    turns: int = key(32, "Maximum model calls of an episode.", ge=1)
+    seconds: float = key(
+        300.0,
+        "Seconds that the program may take before its first model call and after each reply.",
+        gt=0,
+    )
+    sessions: int = key(64, "Episodes that run at a time.", ge=1)
+
+    @field_validator("roles")
+    @classmethod
+    def _distinct(cls, roles: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(roles)) < len(roles):
+            raise ValueError("must be different names")
+        return roles
+
+
+class ProgramSettings(ModelCallSettings, QuestionSettings):
     """Settings of the program, its roles and its reward."""
 
     unhashed = frozenset({"name", "reward", "agent", "command", "sessions"})
@@ -85,23 +112,11 @@ class ProgramSettings(QuestionSettings):
         "A command, such as `python agent.py`. It gets OPENAI_BASE_URL, OPENAI_API_KEY, COTERIE_MODELS and "
         "COTERIE_TASK (a JSON file), and prints its result as the last line of its output.",
     )
-    roles: tuple[str, ...] = key(
-        ("agent",),
-        "Names of the models that the program asks, each of which is a role.",
-        min_length=1,
-    )
     reward: str | None = key(
         None,
         "Reward of the result: `exact`, `f1`, `math`, or a function `path/file.py:NAME`, as for `question`. By "
         "default, the result is the reward.",
     )
-    turns: int = key(32, "Maximum model calls of an episode.", ge=1)
-    seconds: float = key(
-        300.0,
-        "Seconds that the program may take before its first model call and after each reply.",
-        gt=0,
-    )
-    sessions: int = key(64, "Episodes that run at a time.", ge=1)
 
     @field_validator("agent")
     @classmethod
@@ -117,13 +132,6 @@ class ProgramSettings(QuestionSettings):
         words = shlex.split(command or "")
         words = [str(Path(w).absolute()) if Path(w).is_file() else w for w in words]
         return command and shlex.join(words)
-
-    @field_validator("roles")
-    @classmethod
-    def _distinct(cls, roles: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(roles)) < len(roles):
-            raise ValueError("must be different names")
-        return roles
 
     @model_validator(mode="after")
     def _one_program(self) -> Self:
@@ -145,27 +153,32 @@ class RunningProgram(Replayed):
         self.output: Callable[[], str] = lambda: ""
         self._seconds = seconds
         self._ended = asyncio.ensure_future(ended)
+        self._ended.add_done_callback(self._end)
+
+    def _end(self, _: object) -> None:
+        """Withdraw the request that is answered, since nobody will read the reply."""
+        self.session.news.set()
+        if self.pending is not None:
+            self.pending.leave(0.0)
 
     async def next_request(self) -> PendingRequest | None:
         """Wait for the next request, or return None when the program has ended.
 
         Raises ``EnvironmentFault`` if it failed or takes too long.
         """
-        arrival = asyncio.ensure_future(self.session.arrival())
         try:
-            work = (arrival, self._ended)
-            await asyncio.wait(work, timeout=self._seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            arrival.cancel()
-        if self._ended.done():
-            if (error := self._ended.exception()) is not None:
-                raise self.fault(f"failed: {error}") from error
-            self.pending = None
-        elif self.session.waiting:
-            self.pending = self.session.take()
-        else:
+            async with asyncio.timeout(self._seconds):
+                while not (self._ended.done() or self.session.waiting):
+                    self.session.news.clear()
+                    await self.session.news.wait()
+        except TimeoutError as late:
             problem = f"did not call a model or end within {self._seconds:g} s"
-            raise self.fault(f"{problem} (environment.seconds)")
+            raise self.fault(f"{problem} (environment.seconds)") from late
+        self.pending = None
+        if not self._ended.done():
+            self.pending = self.session.waiting.popleft()
+        elif (error := self._ended.exception()) is not None:
+            raise self.fault(f"failed: {error}") from error
         return self.pending
 
     @property
@@ -196,106 +209,38 @@ class Progress:
     refusals: int = 0
     result: Any = None
 
-    def prompt(self, turns: tuple[Turn, ...]) -> Prompted:
-        """Return the current request; ``turns`` are all turns before its reply."""
-        assert self.waiting is not None, "a request waits until the end"
-        return with_turns(self.waiting, turns[len(turns) - self.new :])
 
+class ModelCalls(AnswersRequests):
+    """Environment of a program, whose model calls are the turns of its roles and whose result has the reward."""
 
-class Program(Question, AnswersRequests):
-    """A user's program, whose model calls are the turns of its roles."""
-
-    settings_type = ProgramSettings
     pure = False
     syntax: Syntax | None = NativeCalls()
-    rewards: Mapping[str, str] = MappingProxyType({**Question.rewards, "program": "reward"})
-    default_prompts: Mapping[str, str] = MappingProxyType({})
-    settings: ProgramSettings
+    settings: Any
 
-    def __init__(self, settings: ProgramSettings, rows: Rows) -> None:
-        super().__init__(settings, rows)
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
         self.actors: Mapping[str, ActorKind] = dict.fromkeys(settings.roles, "agent")
-        self.limits = {"turns": settings.turns}
+        self.limits: Mapping[str, int] = {"turns": settings.turns}
         self.max_sessions = settings.sessions
-        self.needs = (*self.needs, Gateway)
         self._said = set[str]()
-        if settings.agent is not None:
-            plugin = find(AGENTS, settings.agent)
-            self._function, source = plugin.thing, plugin.source
-            try:
-                inspect.signature(self._function).bind({}, None)
-            except (TypeError, ValueError) as error:
-                problem = f"{plugin} can't be called with a task and a session: {error}"
-                raise UserError(problem, "write def NAME(task, session)") from error
-        else:
-            words = shlex.split(settings.command or "")
-            source = digest([sha256(Path(word)) for word in words if Path(word).is_file()])
-        self.version = f"{self.version} program {source}"
-        self._key = digest(self.version, settings.model_dump_json())
-
-    def default_reward(self, rows: Rows) -> str:
-        return "program"
 
     def openers(self, logs: Path) -> Openers:
         return {Gateway: open_gateway}
 
-    # -- the program ----------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def open(
-        self, task: Task, seed: int, shared: Shared
-    ) -> AsyncIterator[RunningProgram | None]:
-        """Start the program of one episode; it is ended with the block. None if only a first prompt is needed."""
-        if Gateway not in shared and (self._key, task.id) in _openings:
-            yield None
-            return
-        async with AsyncExitStack() as stack:
-            # A plan asks for the first prompts before the run opens its gateway.
-            if Gateway not in shared:
-                shared = Shared(await stack.enter_async_context(open_gateway()))
-            session = stack.enter_context(shared[Gateway].session(tuple(self.actors)))
-            values, seconds = self._values(task), self.settings.seconds
-            if self.settings.command is None:
-                ended = _call(self._function, values, session)
-                program = RunningProgram(session, shared, seconds, ended)
-            else:
-                folder = Path(stack.enter_context(TemporaryDirectory(prefix="coterie-program-")))
-                process = _Process(shlex.split(self.settings.command), folder, values, session)
-                program = RunningProgram(session, shared, seconds, process.run())
-                program.output = process.output
-            try:
-                yield program
-            finally:
-                await program.close()
-
-    def _values(self, task: Task) -> dict[str, Any]:
-        """Return the task as the program gets it: the columns of its row, without its answer."""
-        item = self._items[task.id]
-        # A column that holds a hidden field is left out as a whole.
-        hidden = {path.partition(".")[0] for path in item.hidden}
-        columns = {name: value for name, value in item.row.items() if name not in hidden}
-        return {**columns, **task.public, "id": task.id}
-
-    # -- the protocol of environments -----------------------------------------------------------
-
-    async def begin(self, task: Task, session: RunningProgram | None) -> Transition:
-        if session is None:
-            return _openings[self._key, task.id]
-        transition = _openings[self._key, task.id] = await self._next(session, (), ())
-        return transition
+    async def begin(self, task: Task, session: RunningProgram) -> Transition:
+        return await self._next(session, (), ())
 
     def next_actors(self, state: State) -> tuple[str, ...]:
-        return (_progress(state).prompt(state.turns).actor,)
+        return (_waiting(state).actor,)
 
     def observe(self, state: State, actor: str) -> tuple[Message, ...]:
-        return _progress(state).prompt(state.turns).messages
+        return _prompt(state, state.turns).messages
 
     def tools(self, state: State, actor: str) -> tuple[Tool, ...]:
         return _progress(state).tools
 
     def request_limits(self, state: State) -> tuple[tuple[str, ...], int | None]:
-        progress = _progress(state)
-        return progress.prompt(state.turns).stop, progress.max_tokens
+        return _waiting(state).stop, _progress(state).max_tokens
 
     async def act(
         self,
@@ -308,7 +253,7 @@ class Program(Question, AnswersRequests):
         """Answer the request with the turn, and wait for the next request or the end of the program."""
         progress, turn, pending = _progress(state), turns[-1], session.pending
         assert pending is not None, "the turn answers a request"
-        prompt = progress.prompt(state.turns[:-1])
+        prompt = _prompt(state, state.turns[:-1])
         past = (*progress.past, replace(prompt, turn=turn))
         self._say_differences(pending, turn)
         if pending.answer(reply_of(turn, prompt.stop, state.prompt_tokens)):
@@ -316,13 +261,23 @@ class Program(Question, AnswersRequests):
         # The request asks for several replies, which are siblings with one prompt.
         return Transition(replace(progress, past=past, waiting=prompt, new=0))
 
-    async def refuse(self, state: State, session: RunningProgram, problem: str) -> Transition:
+    async def deliver(self, session: RunningProgram, sampling: Awaitable[T]) -> T:
+        assert session.pending is not None, "a request is answered"
+        return await session.pending.deliver(sampling)
+
+    async def refuse(self, state: State, session: RunningProgram, error: EngineError) -> Transition:
         """Answer a request that exceeds the context with OpenAI's error, so that the program can shorten it."""
-        progress = _progress(state)
-        assert session.pending is not None, "a request was refused"
-        session.pending.refuse(RequestError(problem, 400, "context_length_exceeded"))
-        parts = (Part(f"The request was refused: {problem}", source="environment"),)
-        past, refusals = progress.past, progress.refusals + 1
+        progress, problem, pending = _progress(state), str(error), session.pending
+        assert pending is not None, "a request was refused"
+        pending.refuse(RequestError(problem, 400, "context_length_exceeded"))
+        past, refusals, verb = progress.past, progress.refusals + 1, "refused"
+        if isinstance(error, RequestWithdrawn):
+            if pending.replies:
+                raise session.fault(
+                    f"left a request for {pending.request.count} replies after some of them"
+                )
+            refusals, verb = 0, "withdrawn"
+        parts = (Part(f"The request was {verb}: {problem}", source="environment"),)
         if refusals <= MAX_REFUSALS:
             transition = await self._next(session, past, state.turns, refusals)
         elif past:
@@ -353,31 +308,22 @@ class Program(Question, AnswersRequests):
         return Transition(Progress(past, result=session.result), answer=answer, end=ANSWERED)
 
     async def grade(self, state: State, session: RunningProgram) -> Grade:
-        """Grade the result, or return it as the reward. A program that was cut off has no result, which scores 0."""
-        counts = {f"calls/{role}": 0 for role in self.actors}
+        """Return the result as the reward. A program that was cut off has no result, which scores 0."""
+        result, counts = _progress(state).result, self._counts(state)
+        if result is None:
+            return Grade(0.0, counts)
+        score, rewards = read_reward(result, self.settings, self.actors)
+        return Grade(score, counts, rewards)
+
+    def _counts(self, state: State) -> dict[str, float]:
+        """Return the number of calls of each role, and warn of a role without any."""
+        counts = {f"calls/{role}": 0.0 for role in self.actors}
         for turn in state.turns:
             if turn.sample is not None or turn.speaker.name in self.actors:
                 counts[f"calls/{turn.speaker.name}"] += 1
         for role in [role for role in self.actors if not counts[f"calls/{role}"]]:
             self._say(f"role {role}", f"never asked the model {role!r} in task {state.task.id}")
-        result = _progress(state).result
-        if result is None and self.reward == "program":
-            return Grade(0.0, counts)
-        text, number = _read_result(result)
-        if self.reward != "program":
-            sandbox = session.shared[self.needs[0]] if self.reward == "code" else None
-            grade = await self._grade(self._items[state.task.id], text, sandbox)
-            return Grade(grade.score, {**counts, **grade.metrics}, grade.rewards)
-        low, high = self.settings.reward_range
-        if number is None:
-            raise UserError(
-                f"the program returned {text[:80]!r}, which is no reward",
-                "return a number, or grade the result with environment.reward",
-            )
-        if not low <= number <= high:
-            problem = f"the program returned the reward {number:g}, outside of {low:g} to {high:g}"
-            raise UserError(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
-        return Grade((number - low) / (high - low), counts)
+        return counts
 
     def _say_differences(self, pending: PendingRequest, turn: Turn) -> None:
         """Warn once of settings of a request that have no effect."""
@@ -395,9 +341,103 @@ class Program(Question, AnswersRequests):
             logger.warning("the program %s", problem)
 
 
+class Program(ModelCalls, Question):
+    """A user's program, which is started for each episode."""
+
+    settings_type = ProgramSettings
+    rewards: Mapping[str, str] = MappingProxyType({**Question.rewards, "program": "reward"})
+    default_prompts: Mapping[str, str] = MappingProxyType({})
+    settings: ProgramSettings
+
+    def __init__(self, settings: ProgramSettings, rows: Rows) -> None:
+        Question.__init__(self, settings, rows)
+        ModelCalls.__init__(self, settings)
+        self.needs = (*self.needs, Gateway)
+        if settings.agent is not None:
+            plugin = find(AGENTS, settings.agent)
+            self._function, source = plugin.thing, plugin.source
+            try:
+                inspect.signature(self._function).bind({}, None)
+            except (TypeError, ValueError) as error:
+                problem = f"{plugin} can't be called with a task and a session: {error}"
+                raise UserError(problem, "write def NAME(task, session)") from error
+        else:
+            words = shlex.split(settings.command or "")
+            source = digest([sha256(Path(word)) for word in words if Path(word).is_file()])
+        self.version = f"{self.version} program {source}"
+        self._key = digest(self.version, settings.model_dump_json())
+
+    def default_reward(self, rows: Rows) -> str:
+        return "program"
+
+    @asynccontextmanager
+    async def open(
+        self, task: Task, seed: int, shared: Shared
+    ) -> AsyncIterator[RunningProgram | None]:
+        """Start the program of one episode; it is ended with the block. None if only a first prompt is needed."""
+        if Gateway not in shared and (self._key, task.id) in _openings:
+            yield None
+            return
+        async with AsyncExitStack() as stack:
+            # A plan asks for the first prompts before the run opens its gateway.
+            if Gateway not in shared:
+                shared = Shared(await stack.enter_async_context(open_gateway()))
+            gateway = shared[Gateway]
+            session = gateway.open_session(self.actors)
+            stack.callback(gateway.close_session, session)
+            values, seconds = self._values(task), self.settings.seconds
+            if self.settings.command is None:
+                ended = _call(self._function, values, session)
+                program = RunningProgram(session, shared, seconds, ended)
+            else:
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="coterie-program-")))
+                process = _Process(shlex.split(self.settings.command), folder, values, session)
+                program = RunningProgram(session, shared, seconds, process.run())
+                program.output = process.output
+            try:
+                yield program
+            finally:
+                await program.close()
+
+    def _values(self, task: Task) -> dict[str, Any]:
+        """Return the task as the program gets it: the columns of its row, without its answer."""
+        item = self._items[task.id]
+        # A column that holds a hidden field is left out as a whole.
+        hidden = {path.partition(".")[0] for path in item.hidden}
+        columns = {name: value for name, value in item.row.items() if name not in hidden}
+        return {**columns, **task.public, "id": task.id}
+
+    async def begin(self, task: Task, session: RunningProgram | None) -> Transition:
+        if session is None:
+            return _openings[self._key, task.id]
+        transition = _openings[self._key, task.id] = await super().begin(task, session)
+        return transition
+
+    async def grade(self, state: State, session: RunningProgram) -> Grade:
+        """Grade the result, or return it as the reward."""
+        if self.reward == "program":
+            return await super().grade(state, session)
+        text, _ = _read_result(_progress(state).result)
+        sandbox = session.shared[self.needs[0]] if self.reward == "code" else None
+        grade = await self._grade(self._items[state.task.id], text, sandbox)
+        return Grade(grade.score, {**self._counts(state), **grade.metrics}, grade.rewards)
+
+
 def _progress(state: State) -> Progress:
     assert isinstance(state.data, Progress)
     return state.data
+
+
+def _waiting(state: State) -> Prompted:
+    """Return the current request, whose new observations have no ids yet."""
+    waiting = _progress(state).waiting
+    assert waiting is not None, "a request waits until the end"
+    return waiting
+
+
+def _prompt(state: State, turns: tuple[Turn, ...]) -> Prompted:
+    """Return the current request; ``turns`` are all turns before its reply."""
+    return with_turns(_waiting(state), turns[len(turns) - _progress(state).new :])
 
 
 def _read_result(result: Any) -> tuple[str, float | None]:
@@ -407,6 +447,29 @@ def _read_result(result: Any) -> tuple[str, float | None]:
         answer = result.get("answer", result if number is None else number)
         return answer if isinstance(answer, str) else json.dumps(answer, default=str), number
     return "" if result is None else str(result), as_number(result)
+
+
+def read_reward(
+    result: Any, settings: Any, roles: Collection[str]
+) -> tuple[float, dict[str, float]]:
+    """Return the score of a result, scaled from ``settings.reward_range``, and the rewards of its roles.
+
+    Raises ``UserError`` if one of them is no number, out of range, or of a role that does not exist.
+    """
+    text, number = _read_result(result)
+    if number is None:
+        problem = f"the program returned {text[:80]!r}, which is no reward"
+        raise UserError(problem, "return a number, or grade the result with environment.reward")
+    low, high = settings.reward_range
+    if not low <= number <= high:
+        problem = f"the program returned the reward {number:g}, outside of {low:g} to {high:g}"
+        raise UserError(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
+    given = result.get("rewards") or {} if isinstance(result, Mapping) else {}
+    rewards = {str(role): as_number(reward) for role, reward in given.items()}
+    if wrong := [role for role, reward in rewards.items() if role not in roles or reward is None]:
+        problem = f"rewards has {given[wrong[0]]!r:.80} for {wrong[0]!r}"
+        raise UserError(problem, f"give numbers for roles: {', '.join(roles)}")
+    return (number - low) / (high - low), {r: n for r, n in rewards.items() if n is not None}
 
 
 # -- functions -------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def read_history(
         past: Answered requests of the session.
         turns: Turns of the session so far.
     """
-    units = tuple(_units(wire))
     own_past = [prompted for prompted in past if prompted.actor == actor]
+    units = tuple(_units(list(_without_additions(wire, own_past))))
     prefix, shared = _longest_prefix(units, own_past)
     # Histories repeat each other; equal beginnings are one object, so that a session takes space linear in its length.
     messages, units = list(prefix), (*shared, *units[len(shared) :])
@@ -110,6 +110,26 @@ def read_history(
                 replace(NEW, role=role if observation.results or role != "tool" else "user")
             )
     return Prompted(actor, units, tuple(messages), stop), tuple(observations)
+
+
+def _without_additions(
+    wire: Sequence[WireMessage], past: Sequence[Prompted]
+) -> Iterator[WireMessage]:
+    """Yield the messages, with what a program has added to an echoed reply behind its stop string as a message.
+
+    smolagents adds the call that it has read in a reply, behind the reply's stop string and another one.
+    """
+    stopped = [p for p in reversed(past) if p.turn is not None and p.turn.text.endswith(p.stop)]
+    for message in wire:
+        for prompted in stopped if message.role == "assistant" and not message.calls else ():
+            reply = prompted.turn.text.lstrip() if prompted.turn else ""
+            added = message.text.removeprefix(reply)
+            if added != message.text and added.lstrip().startswith(prompted.stop):
+                yield replace(message, text=reply)
+                yield WireMessage("inline", added)
+                break
+        else:
+            yield message
 
 
 def _units(wire: Sequence[WireMessage]) -> Iterator[Unit]:

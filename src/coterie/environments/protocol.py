@@ -6,7 +6,7 @@ state is a frozen value. Anything that can't be a value (a game, a browser) is a
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +33,7 @@ from coterie.record.turn import (
 ActorKind = Literal["agent", "person"]
 """A policy controls an ``agent``. A user simulator, a script or an opponent controls a ``person``."""
 R = TypeVar("R")
+T = TypeVar("T")
 WELL_FORMED = "well_formed"
 """Name of the grade metric for answers in the requested format, 0 or 1."""
 SUCCESS_OF = "success/"
@@ -275,8 +276,12 @@ class AnswersRequests(ABC):
         """Return the stop strings and the maximum number of tokens that the current request asks for."""
 
     @abstractmethod
-    async def refuse(self, state: State, session: Any, problem: str) -> Transition:
-        """Tell the program that its request does not fit the model's context, and wait for what it does next."""
+    async def deliver(self, session: Any, sampling: Awaitable[T]) -> T:
+        """Return the sampled reply. Cancels the sampling and raises ``RequestWithdrawn`` if nobody waits for it."""
+
+    @abstractmethod
+    async def refuse(self, state: State, session: Any, error: EngineError) -> Transition:
+        """End a request that was withdrawn or does not fit the model's context, and wait for what follows."""
 
 
 def check_graded(environment: object) -> None:
@@ -378,6 +383,10 @@ class Answers(ABC):
 
 class EnvironmentFault(EngineError):
     """An unexpected error of an environment. Only its episode fails."""
+
+
+class RequestWithdrawn(EngineError):
+    """No client waits for the reply to a program's request, which is therefore not sampled."""
 
 
 class faults_of:  # a class, since a generator costs a microsecond more at each of many calls

@@ -89,9 +89,12 @@ BUILT_IN: Mapping[str, Entry] = {
     "nemo_gym": Entry("bridges.nemo_gym:NemoGym", open=True),
     "question": Entry("question:Question", _datasets("qa"), open=True),
     "program": Entry("program:Program", open=True, generates_tasks=False),
+    "external": Entry("external:External", open=True),
     "conversation": Entry(
         "conversation:ConversationReply",
-        _datasets("conversations preferences ultra_interact ultra_feedback"),
+        _datasets(
+            "conversations preferences recorded recorded_pairs ultra_interact ultra_feedback"
+        ),
         open=True,
     ),
     "information_exchange": Entry(

@@ -31,11 +31,11 @@ class EnvironmentSettings(Settings):
 
     name: str | None = key(
         None,
-        "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `program`, `debate`, "
-        "`information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, `python_maths`, "
-        "`babyai`, `textworld`, `alfworld`, `agentgym`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, `code_maths`, "
-        "`reasoning_gym`, `openenv`, `verifiers`, `nemo_gym`, or your own (package.module:NAME, path/file.py:NAME). "
-        "The default depends on the data set.",
+        "The environment: `exchange`, `persona`, `pages`, `problems`, `sums`, `question`, `program`, `external`, "
+        "`debate`, `information_exchange`, `backend_programming`, `frontend_design`, `plan_ground`, `shop`, "
+        "`python_maths`, `babyai`, `textworld`, `alfworld`, `agentgym`, `pddl`, `encyclopedia`, `mhqa`, `web`, `code`, "
+        "`code_maths`, `reasoning_gym`, `openenv`, `verifiers`, `nemo_gym`, or your own "
+        "(package.module:NAME, path/file.py:NAME). The default depends on the data set.",
     )
 
     def identity(self) -> str:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 INLINE = "inline"
+SHORT = 256
+"""Maximum number of ids whose text is kept."""
 _HOLE = "\0"
 """Placeholder for a thought between its marks."""
 
@@ -65,6 +67,7 @@ class ChatRenderer:
         self.control = ControlTokens(tokenizer, self.template)
         # Each trial renders a chat, and each prompt asks about the same few sequences of roles.
         self._takes = lru_cache(None)(self._takes_roles)
+        self._decode_short = lru_cache(4096)(self._decode)
         eos = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.end = self._find_end([*end_ids, *eos]) or tuple(eos)
         """Tokens that end a turn from another source, as the template writes them; engines stop at the last."""
@@ -159,6 +162,10 @@ class ChatRenderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, including control tokens."""
+        # Each prompt of a dialogue decodes the turns before it again.
+        return self._decode_short(tuple(ids)) if len(ids) <= SHORT else self._decode(ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(
             list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -103,8 +103,8 @@ class ToolTemplate:
         if self.syntax is None or not self.shows_tools:
             raise UserError(
                 f"this model can't call tools in a syntax of its own: {' '.join(self.findings[:2])}",
-                "use a model whose chat template has tools; a run can also show them as tags "
-                "(tools.calls=tags, or environment.calls=tags)",
+                "use a model whose chat template has tools, or show them as text: a run with tools.calls=tags or "
+                "environment.calls=tags, and a program in its prompts",
             )
         return self.syntax
 

@@ -55,6 +55,7 @@ BUILT_IN = (
     _built_in("dense_tree", "DenseTree"),
     _built_in("dpo", "DPOOnFile", "file_training"),
     _built_in("gap", "Gap"),
+    _built_in("gateway_record", "GatewayRecord"),
     _built_in("moat", "Moat"),
     _built_in("optima", "Optima"),
     _built_in("rl", "Reinforce"),

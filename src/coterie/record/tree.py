@@ -65,6 +65,8 @@ class Task:
     secrets: Mapping[str, Secret] = field(default_factory=dict)
 
 
+FINAL_REWARD = "final_reward"
+"""Credit name (``final_reward:ACTOR``) of a reward of the final grade, on the leaf."""
 Metrics = Mapping[str, float | int | str]
 """Numbers and short texts by name, which reports show."""
 

@@ -370,15 +370,15 @@ class Branches:
                 break
         return position
 
-    async def refuse(self, position: Position, error: OutOfContext) -> Position:
-        """Continue a program whose request does not fit the context; end the branch of another environment there."""
+    async def refuse(self, position: Position, error: EngineError) -> Position:
+        """Continue a program after a request without a reply; end the branch of another environment there."""
         environment = self.environment
         if not isinstance(environment, AnswersRequests):
             return self.cut(position, error)
 
         async def work(live: Any) -> StepResult:
             refuse = environment.refuse
-            transition = await self._timed("a refusal", refuse, position.state, live, str(error))
+            transition = await self._timed("a refusal", refuse, position.state, live, error)
             given = (position.node, position.state, (), transition, position.contexts)
             return make_step_result(*given, environment.syntax)
 
@@ -388,7 +388,7 @@ class Branches:
             self.tree.add(turn)
         return step.position
 
-    def cut(self, position: Position, error: OutOfContext) -> Position:
+    def cut(self, position: Position, error: EngineError) -> Position:
         """End a branch whose next prompt does not fit the context. Raises ``error`` if no agent has spoken yet."""
         # The very first prompt is too long, so there is no path that could end here.
         if not any(turn.speaker.kind == "agent" for turn in position.state.turns):
@@ -454,14 +454,19 @@ class Branches:
         return tuple(await gather_or_cancel(work))
 
     async def _sample(self, position: Position, prompt: Prompt) -> Response:
-        sampler = self.samplers[prompt.agent]
-        context = context_at(self.environment, position, prompt.agent, prompt.messages)
-        return await sample_in_context(
-            self.environment,
-            position.state,
-            prompt,
-            lambda shorter: sampler.respond(shorter, context),
-        )
+        sampler, environment = self.samplers[prompt.agent], self.environment
+        context = context_at(environment, position, prompt.agent, prompt.messages)
+
+        def respond(shorter: Prompt) -> Awaitable[Response]:
+            return sampler.respond(shorter, context)
+
+        sampling = sample_in_context(environment, position.state, prompt, respond)
+        if not isinstance(environment, AnswersRequests):
+            return await sampling
+        # A branch that is replayed later has no client that could leave.
+        if (session := self.sessions.find(self._session_key(position.node))) is None:
+            return await sampling
+        return await environment.deliver(await session.live(self.seconds), sampling)
 
     async def advance(
         self, position: Position, responses: Sequence[Response], *, others_follow: bool = False

@@ -20,13 +20,14 @@ from coterie.environments.protocol import (
     Environment,
     EnvironmentFault,
     Grade,
+    RequestWithdrawn,
     Shared,
     agents_of,
     check_needs,
     check_parts,
 )
 from coterie.errors import UserError
-from coterie.record.tree import Credit, ItemKey, Metrics, Outcome, Task, Tree
+from coterie.record.tree import FINAL_REWARD, Credit, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Turn, digest
 from coterie.rollout.branches import Branches, Position
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
@@ -128,8 +129,6 @@ THOUGHT_TOKENS = "thought_tokens"
 
 REWARD = "reward"
 """Credit name (``reward:ACTOR``) of a reward for an action, on the last of the simultaneous turns."""
-FINAL_REWARD = "final_reward"
-"""Credit name (``final_reward:ACTOR``) of a reward of the final grade, on the leaf."""
 ENVIRONMENT = "environment"
 """Settings key of rewards from the environment, which do not depend on settings of later stages."""
 
@@ -249,7 +248,7 @@ class Driver:
                 seeds = {actor: self._seed(episode, position, n) for n, actor in enumerate(acting)}
                 try:
                     responses = await branches.respond(position, seeds, episode.sample)
-                except OutOfContext as error:
+                except (OutOfContext, RequestWithdrawn) as error:
                     position = await branches.refuse(position, error)
                     continue
                 kinds = [self.environment.actors[actor] for actor in acting]

@@ -38,6 +38,8 @@ class ManagedSession:
 
     async def live(self, seconds: float) -> Session:
         """Wait until the session is open and return it. Raises ``SessionError``."""
+        if self._opened.done():
+            return self._opened.result()
         # ``wait`` leaves the future alone at a timeout, whereas ``wait_for`` would cancel it.
         done, _ = await asyncio.wait([self._opened], timeout=seconds)
         if not done:
@@ -91,6 +93,10 @@ class Sessions:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def find(self, key: SessionKey) -> ManagedSession | None:
+        """Return the idle session at a key, which stays there."""
+        return self._idle.get(key)
 
     def take(self, key: SessionKey) -> ManagedSession | None:
         return self._idle.pop(key, None)

@@ -13,7 +13,7 @@ from coterie.models.chat import ChatRenderer
 from coterie.record.export import chat
 from coterie.record.rows import Edit, Row, recontext, rows, view
 from coterie.record.store import Store
-from coterie.record.tree import Credit, LeftOut, Metrics, Outcome, Task, Tree
+from coterie.record.tree import FINAL_REWARD, Credit, LeftOut, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Message, Part, Turn
 from coterie.rewards.advantages import (
     GroupAdvantages,
@@ -23,7 +23,7 @@ from coterie.rewards.advantages import (
     turn_ends,
 )
 from coterie.rewards.dialogue_reward import GradedPath, PathReward, PathRewardSettings, add_terms
-from coterie.rollout.episodes import ENVIRONMENT, FINAL_REWARD, REWARD
+from coterie.rollout.episodes import ENVIRONMENT, REWARD
 from coterie.runs.joint_critic import JointPath, JointReader
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_record import REWARDED, TERM, step_stage

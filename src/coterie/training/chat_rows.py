@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ASSISTANT: Literal["assistant"] = "assistant"
+COMPARED = 40
+"""Characters of a recorded reply that are compared with its tokens."""
 Prompts = list[tuple[tuple[int, ...], Turn]]
 
 
@@ -89,19 +91,35 @@ def conversation_rows(
     """
     if targets == "last" and not conversation.messages[-1].is_trained:
         return []
-    rows = _rows_after(renderer, conversation, conversation.messages)
+    if conversation.recorded:
+        rows = list(_recorded(renderer, conversation)[0])
+    else:
+        rows = _rows_after(renderer, conversation, conversation.messages)
     # Earlier replies stay in the row as context, without a loss on them.
     return [replace(rows[-1], targets=rows[-1].targets[-1:])] if targets == "last" else rows
 
 
 def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
     """Return the pair of a preference, whose targets are the assistant's messages after the prompt."""
+    if preference.recorded:
+        chosen, rejected = _recorded(renderer, preference)
+        return Pair(chosen, rejected)
     prompt = preference.messages[: preference.start]
     chosen, rejected = (
         tuple(_rows_after(renderer, preference, messages))
         for messages in (preference.messages, (*prompt, *preference.rejected))
     )
     return Pair(chosen, rejected)
+
+
+def _recorded(renderer: ChatRenderer, conversation: Conversation) -> Sequence[tuple[Row, ...]]:
+    """Return the recorded rows of each side. Raises ``UserError`` if their tokens are of another tokenizer."""
+    row, text = conversation.recorded[0][0], conversation.messages[-1].content.strip()
+    sampled = renderer.decode(row.ids[row.targets[0].start : row.targets[0].stop])
+    if text[:COMPARED] not in sampled:
+        problem = f"{conversation.origin} was sampled with another tokenizer"
+        raise UserError(problem, "give the model of its run, or one with the same tokenizer")
+    return conversation.recorded
 
 
 def _rows_after(

@@ -83,7 +83,8 @@ FUNCTIONS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
 @pytest.mark.parametrize("fault", FUNCTIONS)
 def test_a_function_that_fails_fails_its_episode(fault: str, tmp_path: Path) -> None:
     function, reason = FUNCTIONS[fault]
-    played = play(make_program(tmp_path, function, "environment.seconds=0.5"))
+    seconds = 0.5 if fault == "hangs" else 60
+    played = play(make_program(tmp_path, function, f"environment.seconds={seconds}"))
     assert reason in played.failure
 
 
@@ -105,7 +106,8 @@ def test_a_command_leaves_no_process(fault: str, tmp_path: Path) -> None:
     body, reason = COMMANDS[fault]
     file = tmp_path / "agent.py"
     file.write_text(f"{ASK}\n{body}\n")
-    played = play(make_program(tmp_path, f"{sys.executable} {file}", "environment.seconds=2"))
+    seconds = f"environment.seconds={2 if fault == 'hangs' else 60}"
+    played = play(make_program(tmp_path, f"{sys.executable} {file}", seconds))
     if reason:
         assert reason in played.failure
         assert "no network" in played.failure or fault != "asks nobody"

@@ -3,6 +3,7 @@
 import json
 import re
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
+from coterie.cli.arguments import read_arguments
 from coterie.environments.gateway import open_gateway
 from coterie.environments.protocol import Environment, Shared
 from coterie.environments.registry import TaskSettings, make_environment
 from coterie.environments.with_tools import WithTools
 from coterie.models.call_syntaxes import openai_tool
 from coterie.models.chat import ChatRenderer
+from coterie.recipes.registry import recipe as make_training
+from coterie.record.store import Store
 from coterie.runs.benchmark import benchmark_settings
 from coterie.tools.builtin import PythonSettings, PythonTool
 from coterie.tools.registry import open_toolbox
@@ -50,9 +54,26 @@ def test_exchange_as_a_program_trains_equal_weights(tmp_path: Path) -> None:
     for name, world in (("native", native), ("program", program)):
         run_to_end(make_recipe("rl/grpo", [*overrides, *world]), tmp_path / name)
     assert read_turns(tmp_path / "native") == read_turns(tmp_path / "program")
+    check_record(tmp_path / "program")
     for role in ("Alice", "Bob"):
         weights = {final_weights(tmp_path / name, role) for name in ("native", "program")}
         assert len(weights) == 1
+
+
+def check_record(folder: Path) -> None:
+    """Check that rows and pairs of the run's record have the sampled tokens of the steps."""
+    sampled = Counter[tuple[int, ...]]()
+    with Store.open(folder / "store.sqlite", read_only=True) as store:
+        for key in [key for key in store.tree_keys() if key[2].startswith("reinforce")]:
+            turns = store.read_tree(key).turns.values()
+            sampled.update(t.ids for t in turns if t.sample and t.speaker.name == "Alice")
+    for name in ("sft", "dpo"):
+        given = [str(folder), "dataset.heldout=0", "dataset.threshold=0", "dataset.role=Alice"]
+        recipe: Any = make_training(read_arguments(name, given, None).resolve())
+        rows = {row.ids: row for item in recipe.training_items for row in recipe.rows_of(item)}
+        trained = Counter(row.ids[t.start : t.stop] for row in rows.values() for t in row.targets)
+        assert trained and trained <= sampled
+        assert name == "dpo" or trained == sampled
 
 
 CELL = '<tool_call>\n{"name": "python", "arguments": {"code": "n = %s\\nn + 1"}}\n</tool_call>'
