@@ -1,6 +1,6 @@
 """A program that opens its own sessions at `coterie gateway` and sends a reward for each (docs/howto/own-agent.md).
 
-    python examples/recorded.py
+python examples/recorded.py
 """
 
 import os
