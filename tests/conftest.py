@@ -5,7 +5,9 @@ import coterie  # noqa: F401 - before torch: it sets how torch's threads wait on
 # isort: split
 
 import asyncio
+import fcntl
 import gc
+import os
 import shutil
 import signal
 import sys
@@ -102,13 +104,19 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run; tests that change it take a copy."""
+    """A finished run, one for all workers of pytest-xdist; tests that change it take a copy."""
     from coterie.cli.execution import run_recipe
     from coterie.recipes.registry import settings
     from coterie.terminal import notes
 
-    folder = tmp_path_factory.mktemp("runs") / "finished"
-    run_recipe(settings("optima/isft", FEW), folder, notes())
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    folder, part = root / "finished", root / "unfinished"
+    with (root / "finished.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            run_recipe(settings("optima/isft", FEW), part, notes())
+            part.rename(folder)
     return folder
 
 

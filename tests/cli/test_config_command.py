@@ -1,7 +1,5 @@
 """`coterie config` and files of settings: what is listed, what wins, and where a file is wrong."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,6 @@ import yaml
 
 from coterie.cli.arguments import read_arguments
 from tests.conftest import FEW, Cli, refused
-from tests.helpers.write_rows import write_jsonl
 
 
 def keys_of(out: str) -> list[str]:
@@ -128,33 +125,3 @@ def test_a_wrong_line_of_a_file_is_named(cli: Cli, file: Path, text: str, proble
     file.write_text(text)
     recipe = () if "recipe" in text else ("optima/isft",)
     assert problem in refused(cli, "config", *recipe, "--config", "mine.yaml")
-
-
-def test_missing_files_and_models_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
-    """Importing torch and transformers takes seconds."""
-    (tmp_path / "runs").mkdir()
-    write_jsonl(tmp_path / "chats.jsonl", {"prompt": "Say one.", "completion": "1"})
-    commands = {
-        "sft missing.jsonl model=tiny-exchange": "there is no file missing.jsonl",
-        "rl/grpo missing.csv model=tiny-exchange": "there is no file missing.csv",
-        "sft dataset.source=/missing model=tiny-exchange": "there is no file /missing",
-        "sft chats.jsonl model=nosuch": "there is no model or folder 'nosuch'",
-        "optima/isft model=runs/nosuch": "there is no model or folder 'runs/nosuch'",
-        "optima/isft rollout.sample=3": "unknown key 'rollout.sample'",
-    }
-    code = f"""
-import sys
-from coterie.cli.app import main
-for command in {list(commands)}:
-    sys.argv = ["coterie", "run", *command.split()]
-    try:
-        main()
-    except SystemExit as error:
-        assert error.code == 2
-print({{"torch", "transformers", "peft", "numba"}} & sys.modules.keys())
-"""
-    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert ran.stdout == "set()\n"
-    errors = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == len(commands)
-    assert all(text in line for line, text in zip(errors, commands.values(), strict=True))

@@ -79,9 +79,7 @@ def test_a_failed_trial_has_its_reason_and_asks_no_server_that_may_cost_money(cl
     assert "not estimated: a trial would ask the server of user_simulator.url" in plan
 
 
-@pytest.mark.parametrize(
-    "name", ["optima/idpo", "sweet_rl/backend", "rl/grpo", "gap/tiny", "dense_tree/tiny"]
-)
+@pytest.mark.parametrize("name", ["optima/idpo", "rl/grpo", "gap/tiny"])
 def test_a_trial_is_smaller_and_tells_no_tracker(name: str) -> None:
     world = {"rl/grpo": ["environment=exchange"], "gap/tiny": ["method=sft_rl"]}.get(name, [])
     own = settings(name, [*world, "tracker=tensorboard"])

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from typer.main import get_command
 
 import coterie
 from coterie.cli.app import app
 from tests.conftest import Cli
+from tests.helpers.write_rows import write_jsonl
 
 
 def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], object]]:
@@ -32,41 +32,52 @@ def test_every_command_has_help_with_an_example_that_names_it(cli: Cli) -> None:
     assert cli("--version").out == f"coterie {coterie.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("--help",),
-        ("config", "rl/grpo"),
-        ("list",),
-        ("run", "sft", "nonsense=3"),
-        ("run", "sft", "broken.jsonl", "model=tiny-acts", "engine.device=cpu"),
-        ("run", "rl/grpo", "--folder", "."),
-        ("run", "rl/grpo", "broken.jsonl", "model=tiny-exchange", "--folder", "runs/mine"),
-        ("evaluate", "exchange"),
-    ],
-)
-def test_help_and_settings_are_read_without_heavy_imports(
-    words: tuple[str, ...], tmp_path: Path
-) -> None:
+CODE = """
+import importlib, sys
+from coterie.cli.app import main
+for words in {commands}:
+    sys.argv = ["coterie", *words.split()]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code)
+    print("heavy", words, *{heavy} & set(sys.modules))
+for name in {modules}:
+    importlib.import_module(name)
+print("heavy", "modules", *({heavy} | {{"PIL"}}) & set(sys.modules))
+"""
+COMMANDS = {
+    "--help": "",
+    "config rl/grpo": "",
+    "list": "",
+    "evaluate exchange": "no policy is given",
+    "run sft nonsense=3": "unknown key 'nonsense'",
+    "run optima/isft rollout.sample=3": "unknown key 'rollout.sample'",
+    "run sft broken.jsonl model=tiny-acts engine.device=cpu": "line 1 is of no known form",
+    "run rl/grpo --folder .": "not a run folder",
+    "run rl/grpo broken.jsonl model=tiny-exchange --folder runs/mine": "broken.jsonl",
+    "run sft missing.jsonl model=tiny-exchange": "there is no file missing.jsonl",
+    "run rl/grpo missing.csv model=tiny-exchange": "there is no file missing.csv",
+    "run sft dataset.source=/missing model=tiny-exchange": "there is no file /missing",
+    "run sft chats.jsonl model=nosuch": "there is no model or folder 'nosuch'",
+    "run optima/isft model=runs/nosuch": "there is no model or folder 'runs/nosuch'",
+}
+"""Commands, and what an error of theirs says."""
+
+
+def test_help_settings_and_refusals_import_nothing_heavy(tmp_path: Path) -> None:
+    """Nor do recipes, evaluations and exports: only a model and its tokenizer need torch."""
+    (tmp_path / "runs").mkdir()
     (tmp_path / "broken.jsonl").write_text('{"words": "no messages"}\n')
-    code = (
-        "import sys\nfrom coterie.cli.app import main\n"
-        "try:\n    main()\nfinally:\n    print({'torch', 'transformers', 'numba'} & set(sys.modules))"
-    )
-    command = [sys.executable, "-c", code, *words]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert ran.stdout.splitlines()[-1] == "set()", ran.stderr
-
-
-def test_recipes_reports_and_exports_are_imported_without_torch() -> None:
-    """A model's tokenizer needs torch; a report without examples and an export of trajectories don't."""
-    names = ["coterie.cli.execution", "coterie.cli.evaluate", "coterie.cli.export"]
-    modules = (Path(coterie.__file__).parent / "recipes").glob("*.py")
-    names += [f"coterie.recipes.{module.stem}" for module in modules]
-    code = (
-        f"import sys, importlib\nfor name in {names}:\n    importlib.import_module(name)\n"
-        "heavy = {'torch', 'transformers', 'numba', 'peft', 'accelerate', 'PIL'}\n"
-        "print(heavy & set(sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ran.stdout == "set()\n", ran.stderr
+    write_jsonl(tmp_path / "chats.jsonl", {"prompt": "Say one.", "completion": "1"})
+    recipes = (Path(coterie.__file__).parent / "recipes").glob("*.py")
+    modules = [f"coterie.cli.{name}" for name in ("execution", "evaluate", "export")]
+    modules += [f"coterie.recipes.{module.stem}" for module in recipes]
+    heavy = {"torch", "transformers", "peft", "accelerate", "numba"}
+    code = CODE.format(commands=list(COMMANDS), modules=modules, heavy=heavy)
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    lines = [line for line in ran.stdout.splitlines() if line.startswith("heavy ")]
+    assert lines == [f"heavy {words}" for words in (*COMMANDS, "modules")], ran.stderr
+    errors = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
+    for error, text in zip(errors, filter(None, COMMANDS.values()), strict=True):
+        assert text in error

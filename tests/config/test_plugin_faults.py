@@ -58,37 +58,6 @@ def test_a_bug_in_a_plugin_is_reported_when_a_run_is_planned(
     assert ("the environment" if "class World" in text else "the recipe") in shown
 
 
-STAGE_ABOVE = "    @stage('a', after='b')\n    def a(self, run, i, progress): pass\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (
-            "    @property\n    def roles(self): pass\n",
-            "defines roles, a method of recipes, as a property",
-        ),
-        ("    @property\n    def stages(self): pass\n", "make it a method: `def stages(self)`"),
-        (
-            "    def a(self, run, i, progress): pass\n    def stages(self): return self.make_stages(0, self.a)\n",
-            'put `@stage("a")` above it',
-        ),
-        (
-            f"{STAGE_ABOVE}    def stages(self): return self.make_stages(0, self.a)\n",
-            "the stage a comes after b",
-        ),
-    ],
-    ids=["property", "stages", "undeclared", "order"],
-)
-def test_a_recipe_of_another_form_is_refused(
-    text: str, problem: str, tmp_path: Path, cli: Cli
-) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(RECIPE + ("" if "def stages" in text else STAGES) + text)
-    words = (f"{file}:Mine", "environment=exchange", *SMALL, "--dry-run")
-    assert problem in refused(cli, "run", *words).replace("\n", "")
-
-
 def test_an_override_of_a_stage_keeps_its_declaration() -> None:
     class Careful(Optima):
         def demonstrate(self, run: Any, i: int, progress: Any) -> Any:

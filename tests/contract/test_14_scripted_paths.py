@@ -59,14 +59,7 @@ class Asked(Pure):
         said = (Message("assistant", turn=turn.id) for turn in state.turns)
         return (Message.of("user", f"Question: {state.task.public['question']}"), *said)
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any) -> Transition:
         answer = Tags({}).find_answer(taken[-1].text)
         return Transition(answer=answer, end=Ending("answered"))
 

@@ -17,15 +17,13 @@ from coterie.datasets import code_rows
 from coterie.datasets.catalogue import SPLITS, find
 from coterie.datasets.code_rows import (
     SEALED,
-    CodeContestsRow,
     CodeRow,
     HumanEvalRow,
     LiveCodeRow,
 )
 from coterie.datasets.files import read_rows
 from coterie.datasets.load import CatalogueSet, SourceSettings, load_rows
-from coterie.datasets.rows import SetRow, question_key
-from coterie.errors import UserError
+from coterie.datasets.rows import question_key
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
 from tests.conftest import Cli, refused
@@ -347,31 +345,6 @@ def test_a_check_of_nodes_is_a_flaw(call: str, tmp_path: Path) -> None:
     test = f"def check(candidate):\n    assert {call}\n"
     row = read("humaneval", write_jsonl(tmp_path / "a.jsonl", HUMANEVAL | {"test": test}))
     assert row.flaw.startswith("has a test with lists or trees of nodes")
-
-
-@pytest.mark.parametrize(
-    "row, change, problem",
-    [
-        (CodeRow, {"problem_description": None}, "question"), (CodeRow, {"problem_description": " "}, "some text"),
-        (CodeRow, {"test_cases": "fee(1)"}, "tests"), (CodeRow, {"test_cases": {"a": 1}}, "tests.0"),
-        (CodeRow, {"ground_truth": 3}, "answer"),
-        (LiveCodeRow, {"public_test_cases": "["}, "public_test_cases is a text, but not JSON"),
-        (LiveCodeRow, {"public_test_cases": "[1]"}, "a test is 1, not an object"),
-        (LiveCodeRow, {"private_test_cases": "[[1, 2]]"}, "a test is [1, 2], not an object"),
-        (LiveCodeRow, {"private_test_cases": packed(b"[NaN]")}, "a test is nan, not an object"),
-        (LiveCodeRow, {"public_test_cases": '[{"input": "1"}]'}, "tests.0.output"),
-        (LiveCodeRow, {"public_test_cases": '[{"input": "1", "output": "2", "testtype": "odd"}]'}, "tests.0.kind"),
-        (CodeContestsRow, {"private_tests": {"input": ["3"], "output": []}}, "zip() argument 2 is shorter"),
-    ],
-)  # fmt: skip
-def test_a_broken_row_is_named_by_its_line(
-    row: type[SetRow], change: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    good = {CodeRow: task(), LiveCodeRow: LIVE, CodeContestsRow: CONTEST}[row]
-    file = write_jsonl(tmp_path / "rows.jsonl", good, good | change)
-    with pytest.raises(UserError, match="line 2 is broken") as error:
-        list(read_rows(file, row))
-    assert problem in error.value.what
 
 
 def test_code_contests_have_all_their_tests_and_no_solution(tmp_path: Path) -> None:

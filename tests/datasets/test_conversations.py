@@ -488,13 +488,6 @@ def test_a_draw_is_without_replacement_and_by_the_seed(tmp_path: Path) -> None:
     assert sorted(all_places) == sorted(f"a.jsonl, line {n + 1}" for n in range(40))
 
 
-def test_what_is_not_there_is_refused() -> None:
-    with pytest.raises(UserError, match="no set of preferences 'ultra_interac'"):
-        MixedPreferences("ultra_interac")
-    with pytest.raises(UserError, match="there is no file"):
-        MixedPreferences("nothing.jsonl").files()
-
-
 def test_text_cannot_forge_a_turn() -> None:
     renderer, _ = load_renderer("tiny-problems")
     prompt, *sides = (

@@ -17,7 +17,7 @@ from coterie.datasets.rows import question_key
 from coterie.errors import UserError
 from tests.conftest import Cli, refused
 from tests.helpers.serve_hub import stub_hub
-from tests.helpers.write_rows import SHARED, real_rows, write_jsonl, write_parquet
+from tests.helpers.write_rows import write_jsonl, write_parquet
 
 
 def sums(start: int, stop: int) -> list[dict[str, str]]:
@@ -141,19 +141,6 @@ def test_a_set_for_evaluation_alone_takes_one_file_and_trains_on_nothing(tmp_pat
     with pytest.raises(UserError, match="coterie has no packaged rows of aime24") as error:
         load_rows("aime24", "sample").rows["heldout"]
     assert "https://huggingface.co/datasets/HuggingFaceH4/aime_2024" in error.value.todo
-
-
-@real_rows
-def test_published_files_of_a_user_are_divided(tmp_path: Path) -> None:
-    for name, split in (("train_first2000", "train"), ("test", "test")):
-        shutil.copy(SHARED / f"gsm8k/{name}.jsonl", tmp_path / f"{split}.jsonl")
-    assert [len(rows) for rows in splits(tmp_path).values()] == [2000, 1000]
-    plans = load_rows("gsm8k_plans", tmp_path)
-    assert [len(plans.rows[split]) for split in SPLITS] == [1871, 917]
-    wiki = splits(SHARED / "hotpotqa/dev_distractor_200_with_context.jsonl", "hotpot_qa", 0.3)
-    assert sum(map(len, wiki.values())) == 140
-    with pytest.raises(UserError, match=r"dev_qa_first3000.jsonl, line 1 is broken: id"):
-        load_rows("hotpot_qa", SHARED / "hotpotqa/dev_qa_first3000.jsonl")
 
 
 # The hub, with its real client, from a server of our own

@@ -28,7 +28,7 @@ from coterie.progress import Silent
 from coterie.tools.retrieval import read_rows as read_passages
 from tests.conftest import Cli, refused
 from tests.helpers.serve_hub import stub_hub
-from tests.helpers.write_rows import SHARED, real_rows, write_jsonl, write_parquet
+from tests.helpers.write_rows import write_jsonl, write_parquet
 
 CANARY = "a canary of these tests: 3f"
 
@@ -322,36 +322,6 @@ def test_the_catalogue_is_complete(name: str) -> None:
         assert len(one.revision) == 40 or one.revision == "main"
         assert bool(one.train) == (entry.train is not None)
         assert bool(one.heldout) == (entry.heldout is not None)
-
-
-@real_rows
-@pytest.mark.parametrize(
-    "name, file, count",
-    [
-        ("2wiki", "2wikimultihopqa/train_500_with_context.jsonl", 500),
-        ("2wiki", "2wikimultihopqa/dev_200_with_context.jsonl", 124),
-        ("hotpot_qa", "hotpotqa/dev_distractor_200_with_context.jsonl", 140),
-        ("trivia_qa", "triviaqa/odqa_nq200_trivia200.jsonl", 113),
-        ("cbt", "cbt_style_alice/train.jsonl", 203), ("math", "math/math500_test.jsonl", 400),
-        ("math", "math/train_l3to5_first3000.jsonl", 2999),
-        ("arc_c", "arc/arc_challenge_test.jsonl", 1000),
-        ("mmlu", "mmlu/val.jsonl", 1531),
-        ("musique", "musique/dev_200_with_paragraphs.jsonl", 140),
-        ("musique", "musique/dev_qa.jsonl", 2417),
-        ("nq", "nq/test.jsonl", 3000), ("popqa", "popqa/test_sample.json", 500),
-        ("bamboogle", "bamboogle/test.jsonl", 100),
-        ("math500", "math/math500_test.jsonl", 400),
-        ("webwalkerqa", "webwalkerqa/webwalker_main_680.jsonl", 600),
-    ],
-)  # fmt: skip
-def test_real_rows_are_read_and_their_gold_is_among_their_passages(
-    name: str, file: str, count: int
-) -> None:
-    rows = [row for row in read_rows(SHARED / file, find(name).row) if not row.flaw]
-    assert len(rows) == count
-    passages = [row.passages for row in rows if row.passages]
-    assert len(passages) == (count if "_with_" in file else 0)
-    assert all(any(one.gold for one in some) for some in passages)
 
 
 WIKI = RAW["2wiki"]

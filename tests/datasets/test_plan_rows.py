@@ -1,12 +1,10 @@
 """Rows with plans, and plans made of solutions (GSM8K) and of questions taken apart (StrategyQA)."""
 
-from collections import Counter
 from fractions import Fraction
 from typing import Any
 
 import pytest
 
-from coterie.datasets.load import load_rows
 from coterie.datasets.plans import (
     BRACKETS,
     BROKEN,
@@ -20,7 +18,6 @@ from coterie.datasets.plans import (
     StrategyPlanRow,
 )
 from coterie.datasets.problems import number, value
-from tests.helpers.write_rows import SHARED, real_rows
 
 ROW: dict[str, Any] = {
     "id": "p1",
@@ -218,30 +215,3 @@ def test_questions_that_can_not_be_taken_apart_are_left_out(
 
 
 # Real rows
-
-
-@real_rows
-@pytest.mark.parametrize(
-    "file, count",
-    [("train_first2000", 1871), ("test", 917), ("test_socratic_first600", 550)],
-)
-def test_every_plan_of_a_real_solution_reaches_the_gold_answer(file: str, count: int) -> None:
-    lines = (SHARED / f"gsm8k/{file}.jsonl").read_text().splitlines()
-    rows = [Gsm8kPlanRow.model_validate_json(line) for line in lines]
-    whole = [row for row in rows if not row.flaw]
-    assert len(whole) == count
-    assert Counter(run(row) == str(number(row.answer)) for row in whole) == {True: count}
-    texts = [text for row in whole for text in row.subgoals]
-    assert not any("<<" in text for text in texts)
-    assert sum("=" in text for text in texts) < 0.02 * len(texts)
-
-
-@real_rows
-@pytest.mark.parametrize("file, count", [("dev_229", 169), ("train_1656", 1655)])
-def test_real_questions_are_taken_apart(file: str, count: int) -> None:
-    splits = load_rows(
-        "strategyqa_plans", SHARED / f"strategyqa/{file}_with_decomposition.jsonl"
-    ).rows
-    rows = splits["train"] + splits["heldout"]
-    assert len(rows) == count and 0.05 < len(splits["heldout"]) / count < 0.15
-    assert {row.answer for row in rows} == {"yes", "no"}

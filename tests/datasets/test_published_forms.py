@@ -18,7 +18,6 @@ from coterie.recipes.file_training import DPOOnFile
 from coterie.record.rows import Row
 from coterie.runs.benchmark import benchmark_settings
 from coterie.training.chat_rows import conversation_rows
-from tests.conftest import Cli, refused
 from tests.helpers.published_forms import FORMS, Form, numbered
 from tests.helpers.published_templates import published_tokenizer
 from tests.helpers.template_models import make_tokenizer
@@ -135,40 +134,3 @@ def test_questions_show_and_grade_what_their_form_means(form: Form, tmp_path: Pa
     for number, (_, text) in enumerate(sorted(rows)):
         assert re.fullmatch(expected(form.rl, number), text), text
     assert dict(game.notes).get(UNUSED, "") == form.unused  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
-    "form", [form for form in names("rl") if not form.values[0].sft.startswith("refused")]
-)
-def test_a_row_has_one_prompt_in_sft_and_in_rl(form: Form) -> None:
-    """Both are compared with texts above; here the texts are compared with each other."""
-    if form.sft and not form.rl.startswith("refused"):
-        prompt = form.sft.rpartition(" assistant: ")[0]
-        assert form.rl.partition(" => ")[0] == prompt
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "form", [form for form in names("sft") if form.values[0].template == "chatml"][::6]
-)
-def test_a_dry_run_shows_the_trained_texts_and_the_unused_columns(
-    form: Form, tmp_path: Path, cli: Cli
-) -> None:
-    words = (
-        "run",
-        "sft",
-        str(form.write(tmp_path)),
-        "model=tiny-exchange",
-        *(f"dataset.{key}" for key in form.keys),
-    )
-    if form.sft.startswith("refused"):
-        assert re.search(
-            form.sft.removeprefix("refused: "), refused(cli, *words, "--dry-run").replace("\n", "")
-        )
-        return
-    plan = cli(*words, "--dry-run")
-    text = " ".join(plan.out.split())
-    assert plan.code == 0 and len(re.findall(r"training row \d \(", text)) == 3, plan.err
-    for reply in re.findall(r"\[(.*?)\]", form.sft):
-        assert re.search(re.escape(reply).replace("@", r"\d"), text)
-    assert ("columns that are not used" in text) == bool(form.unused)

@@ -24,7 +24,7 @@ from coterie.engines.server import WATCH_SECONDS
 from coterie.engines.settings import VLLMSettings
 from coterie.engines.vllm import TOKENS, Health, ServerClient, VLLMBackend
 
-RUNS = 200
+RUNS = 100
 VERSIONS = 4
 STEP = 0.05
 """Seconds per token."""

@@ -49,14 +49,7 @@ def failures(game: Environment) -> list[str]:
 
 
 class Fine(Base):
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, *_: Any, **__: Any) -> Transition:
         return Transition(end=OVER)
 
 
@@ -87,14 +80,7 @@ class Mutable(Base):
     def __init__(self, data: object) -> None:
         self.data = data
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, *_: Any, **__: Any) -> Transition:
         return Transition(self.data, end=OVER)
 
 
@@ -114,14 +100,7 @@ class Odd(Base):
     def __init__(self, does: str) -> None:
         self.does = does
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Any:
+    async def act(self, *_: Any, **__: Any) -> Any:
         if self.does == "cancelled":
             waiting = asyncio.get_running_loop().create_future()
             waiting.cancel()

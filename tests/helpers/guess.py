@@ -46,14 +46,7 @@ class Guess(Pure):
         )
         return (Message.of("system", self.request(state.task)), *turns)
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any) -> Transition:
         text = taken[-1].text.strip()
         if self.is_right(state.task, text):
             return Transition(answer=text, end=Ending("found"))

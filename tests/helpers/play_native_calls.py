@@ -144,14 +144,7 @@ class Things(Base):
         said = (Message(roles[turn.speaker.kind], turn=turn.id) for turn in state.turns)
         return Message.of("user", "Look."), *said
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any) -> Transition:
         (turn,) = taken
         if not turn.calls:
             if state.data == "asked again":

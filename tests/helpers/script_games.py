@@ -98,14 +98,7 @@ class Rounds(Base):
         self.rounds = rounds
         self.limits = {"turns": 2 * rounds + 4}
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any) -> Transition:
         number = (state.data if isinstance(state.data, int) else 0) + 1
         said = Observation(GAME, (Part(f"round {number} is over"),))
         end = Ending("over") if number == self.rounds else None
@@ -150,12 +143,7 @@ class Counting(Base):
         return Transition(seen=(Observation(GAME, (Part(f"reach {task.public['target']}"),)),))
 
     async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
+        self, state: State, taken: tuple[Turn, ...], session: Any, **_: Any
     ) -> Transition:
         self.acts += 1
         text = taken[0].text
@@ -178,14 +166,7 @@ class Asking(Base):
         schema = {"type": "object", "properties": {"what": {"type": "string"}}}
         return (Tool("look", "Looks.", schema), Tool("push", "Pushes.", schema, alone=True))
 
-    async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
-    ) -> Transition:
+    async def act(self, state: State, taken: tuple[Turn, ...], *_: Any, **__: Any) -> Transition:
         (turn,) = taken
         if not turn.calls:
             return Transition(answer=turn.text, end=Ending("answered"))

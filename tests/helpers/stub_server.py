@@ -1,12 +1,12 @@
 """A stand-in for ``vllm serve``: the routes of vLLM 0.32 that coterie's client uses, on any number of ports.
 
-    python -m tests.helpers.stub_server MODEL NAME PORT|SOCKET [PORT ...] [--latencies] [--slots N] [--show-version]
+    python -m tests.helpers.stub_server MODEL NAME PORT|SOCKET [PORT ...] [--latencies] [--slots N]
 
 Every port is a server of its own; port 0 is any free port. The first line of the output is a JSON list of the URLs. In
 the place of ports there may be the path of a Unix socket.
 A server gives the tokens of the engine in process to the last bit, so that tests can compare. With ``--latencies`` it
-has no model: completions take 50 ms to 5 s, heavy-tailed, at 20 tokens a second, ``--slots`` at a time. With
-``--show-version`` their text repeats the version of the weights, or the name of the adapter.
+has no model: completions take 50 ms to 5 s, heavy-tailed, at 20 tokens a second, ``--slots`` at a time.
+Their text repeats the name of the adapter.
 """
 
 import argparse
@@ -87,10 +87,10 @@ class LatencyEngine:
         self._clock = clock
         self._slots = asyncio.Semaphore(slots)
         self._folder = ""
-        self._word = word
+        tokenizer = loaded.renderer.tokenizer
+        self._ids: list[int] = tokenizer(f"{word} ", add_special_tokens=False)["input_ids"]
         self._starts = [(float("-inf"), version)]
         """Versions by the time of their loading."""
-        self._words: dict[str, list[int]] = {}
 
     async def sample(
         self, prompt: Sequence[int], seeds: Sequence[int], sampling: Sampling
@@ -103,17 +103,10 @@ class LatencyEngine:
         times = (start + (index + 1) / TOKENS_PER_SECOND for index in range(count))
         labels = (next(v for at, v in reversed(self._starts) if at < time) for time in times)
         spans = tuple((label, len(list(group))) for label, group in itertools.groupby(labels))
-        ids = [one for label, size in spans for one in self._text(label, size)]
+        ids = list(itertools.islice(itertools.cycle(self._ids), count))
         if count < sampling.max_tokens:
             ids[-1] = min(self.loaded.renderer.end_ids)
         return [Completion(tuple(ids), (-0.5,) * count, "", "end", seed, versions=spans)]
-
-    def _text(self, version: str, count: int) -> list[int]:
-        word = f"{self._word or version} "
-        if word not in self._words:
-            tokenizer = self.loaded.renderer.tokenizer
-            self._words[word] = tokenizer(word, add_special_tokens=False)["input_ids"]
-        return list(itertools.islice(itertools.cycle(self._words[word]), count))
 
     async def logprobs(
         self, prefix: Sequence[int], continuations: Sequence[Sequence[int]]
@@ -140,7 +133,6 @@ class Stub:
         name: str,
         raw: bool = False,
         slots: int | None = None,
-        show_version: bool = False,
     ) -> None:
         self.name = name
         self.raw = raw
@@ -148,7 +140,6 @@ class Stub:
         self.version = "default"  # as in vLLM
         self.clock = Clock()
         self._slots = slots
-        self._show_version = show_version
         self._new: str | None = None
         """Folder of weights to load with the next version, or when the server resumes."""
         self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
@@ -157,8 +148,7 @@ class Stub:
     def _engine(self, name: str) -> InProcessEngine | LatencyEngine:
         if self._slots is None:
             return InProcessEngine(load(self.root), policy=name, version=self.version)
-        word = name if name != self.name else "" if self._show_version else "word"
-        return LatencyEngine(_renderer(self.root), self.clock, self._slots, self.version, word)
+        return LatencyEngine(_renderer(self.root), self.clock, self._slots, self.version, name)
 
     def app(self) -> Starlette:
         posts = {
@@ -394,16 +384,13 @@ def main() -> None:
     parser.add_argument("ports", nargs="+")
     parser.add_argument("--latencies", action="store_true")
     parser.add_argument("--slots", type=int, default=64)
-    parser.add_argument("--show-version", action="store_true")
     args = parser.parse_args()
     slots = args.slots if args.latencies else None
     if not args.ports[0].isdecimal():
-        app = Stub(args.model, args.name, slots=slots, show_version=args.show_version).app()
+        app = Stub(args.model, args.name, slots=slots).app()
         uvicorn.run(app, uds=args.ports[0], log_level="warning", lifespan="off", backlog=2048)
         return
-    stubs = [
-        Stub(args.model, args.name, slots=slots, show_version=args.show_version) for _ in args.ports
-    ]
+    stubs = [Stub(args.model, args.name, slots=slots) for _ in args.ports]
     sockets = [socket.create_server((HOST, int(port)), backlog=2048) for port in args.ports]
     ports = [one.getsockname()[1] for one in sockets]
     apps = dict(zip(ports, (stub.app() for stub in stubs), strict=True))

@@ -6,14 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
-import pytest
 from pyarrow import parquet
 
-SHARED = next(
-    (up / "shared/data" for up in Path(__file__).parents if (up / "shared/data").is_dir()),
-    Path("shared/data"),
-)
-real_rows = pytest.mark.skipif(not SHARED.is_dir(), reason="no real rows on this machine")
 FLOAT = pyarrow.float32()
 
 

@@ -1,7 +1,6 @@
 """What a person gets wrong in the first hour: places, names, files, settings. It is refused with what to do."""
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -21,17 +20,6 @@ from coterie.runs import run as run_folder
 from tests.conftest import FEW, SMALL, Cli, refused
 
 
-@pytest.fixture
-def locked(tmp_path: Path) -> Path:
-    """A folder in which nothing can be made; root is bound too, by the system's own file system."""
-    if os.geteuid() != 0:
-        (tmp_path / "locked").mkdir(mode=0o555)
-        return tmp_path / "locked"
-    if not os.path.ismount("/sys"):
-        pytest.skip("there is no folder here that root can't write in")
-    return Path("/sys")
-
-
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     real: Callable[..., object] = socket.getaddrinfo
@@ -41,37 +29,6 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(host, *words, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", local)
-
-
-PLACES = (
-    ("run", "optima/isft", *FEW, "--folder", "{}/new"),
-    ("stage", "rollout", "{}/new", *FEW),
-    ("run", "optima/isft", "--folder", "run", "seed=5", "--fork", "{}/new"),
-    ("export", "data", "run", "--to", "jsonl", "--out", "{}/files"),
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("words", PLACES, ids=lambda words: "-".join(words[:2]))
-def test_a_place_that_cannot_be_written_is_named(
-    cli: Cli, run: Path, tmp_path: Path, locked: Path, words: tuple[str, ...]
-) -> None:
-    (tmp_path / "some.jsonl").write_text("{}\n")
-    (tmp_path / "file").touch()
-    assert "file" in refused(cli, *(word.format("file") for word in words))
-    assert str(locked) in refused(cli, *(word.format(locked) for word in words))
-    assert (tmp_path / "file").read_bytes() == b""
-
-
-def test_an_empty_file_is_named(cli: Cli, tmp_path: Path) -> None:
-    for name in ("train.json", "test.json", "rows/train.jsonl", "rows/heldout.jsonl"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    rows = ("dataset=gsm8k", "dataset.source=train.json")
-    assert "train." in refused(cli, "run", "optima/isft", *rows)
-    rows = ("dataset.source=rows", "policy=tiny-exchange")
-    assert "rows/train.jsonl is empty" in refused(cli, "evaluate", "gsm8k", *rows)
-    check = ("data", "check", "colbench_code", "--source", "rows/train.jsonl")
-    assert "train.jsonl is empty" in refused(cli, *check)
 
 
 PROBLEMS = (

@@ -346,16 +346,24 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLANNED = [
-    *(("optima/isft_dpo", name) for name in SETS),
     ("optima/isft", "gsm8k"),
+    *(("optima/isft_dpo", name) for name in SETS),
     *((method, name) for method in names() if method.startswith("moat/")
       for name in data_sets(method) if "lumos" not in name),
     *(case for case in DENSE_SETS if case[1] != "alfworld"),  # needs its package
     ("gap/mhqa", "musique"), ("rl/ppo", "gsm8k"),
 ]  # fmt: skip
+FIRST = {method.partition("/")[0]: (method, name) for method, name in reversed(PLANNED)}
+"""A data set of each recipe; the others are planned by ``make test-long``."""
 
 
-@pytest.mark.parametrize(("method", "name"), PLANNED)
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        pytest.param(*case, marks=() if case in FIRST.values() else pytest.mark.slow)
+        for case in PLANNED
+    ],
+)
 def test_presets_can_be_planned_on_packaged_rows(
     method: str, name: str, large: Path, tmp_path: Path
 ) -> None:

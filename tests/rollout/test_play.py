@@ -86,14 +86,9 @@ class Against(Rounds):
     """Ann's reward depends on what Ben says at the same time."""
 
     async def act(
-        self,
-        state: State,
-        taken: tuple[Turn, ...],
-        session: Any,
-        *,
-        replayed: tuple[Turn, ...] = (),
+        self, state: State, taken: tuple[Turn, ...], *args: Any, **named: Any
     ) -> Transition:
-        transition = await super().act(state, taken, session, replayed=replayed)
+        transition = await super().act(state, taken, *args, **named)
         return replace(transition, rewards={"Ann": float(taken[1].text)})
 
     async def grade(self, state: State, session: Any) -> Grade:

@@ -29,7 +29,7 @@ from tests.conftest import FEW, Cli, refused
 TINY = Path(str(resources.files("coterie") / "assets/tiny-exchange"))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, name: str) -> None:
     shutil.copytree(TINY, tmp_path / "cut")
     for folder in (tmp_path / "cut", run / "training/policy/iteration-00/final"):
@@ -38,24 +38,6 @@ def test_a_truncated_checkpoint_is_named(cli: Cli, run: Path, tmp_path: Path, na
     stem = name.partition(".")[0]
     assert stem in refused(cli, "run", "optima/isft", *FEW, "model=cut")
     assert stem in refused(cli, "evaluate", "exchange", "policy=run", "tasks=2")
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "problem"),
-    [
-        ("config.json", "[]", "config.json can't be read"),
-        ("config.json", '{"model_type": "llama", "hidden_size": "x"}', "config.json can't be read"),
-        ("tokenizer.json", "[]", "its tokenizer can't be read"),
-        ("generation_config.json", "[]", "generation_config.json can't be read"),
-    ],
-)
-def test_a_model_file_that_holds_something_else_is_named(
-    tmp_path: Path, name: str, text: str, problem: str
-) -> None:
-    odd = Path(shutil.copytree(TINY, tmp_path / "odd"))
-    (odd / name).write_text(text)
-    with pytest.raises(UserError, match=problem):
-        load(odd)
 
 
 def _without(folder: Path) -> None:

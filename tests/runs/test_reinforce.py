@@ -298,6 +298,7 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     tmp_path: Path, method: str, own: str
 ) -> None:
     overrides = [*SMALL, term(tmp_path, "1 - dialogue.outcome.score"), "steps.count=2", own]
+    overrides += ["rollout.max_tokens=16", "evaluate.tasks=1"]
     records = run_to_end(
         make_recipe(method, [*overrides, "train.weight_decay=0.1", "loss.kl_coef=0.1"]),
         tmp_path / "run",

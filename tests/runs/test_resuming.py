@@ -155,13 +155,6 @@ def test_a_model_in_a_folder_is_its_content_and_not_its_place(cli: Cli, tmp_path
     assert cli("stage", "rollout", "mine", "model=tiny-exchange").code == 2
 
 
-def test_a_folder_whose_splits_share_a_question_is_refused(cli: Cli, tmp_path: Path) -> None:
-    for split in ("train", "heldout"):
-        shutil.copy(GSM8K / "train.jsonl", tmp_path / f"{split}.jsonl")
-    refused = cli("evaluate", "gsm8k", f"dataset.source={tmp_path}", "policy=tiny-exchange")
-    assert refused.code == 2 and "both training and held-out" in refused.err
-
-
 @pytest.mark.slow
 def test_a_quickstart_erases_only_its_own_finished_run(cli: Cli) -> None:
     overrides = [pair for pair in SMALL if not pair.startswith("iterations")]

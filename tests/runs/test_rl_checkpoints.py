@@ -38,7 +38,7 @@ from coterie.training.checkpoint import saved_steps, weight_hash
 from coterie.training.reference import with_old
 from coterie.training.settings import TrainingSettings
 from coterie.training.trainer import Trainer
-from tests.conftest import Cli, refused
+from tests.conftest import Cli
 from tests.helpers.read_page import chart_of, sections_of
 from tests.helpers.run_rl import (
     Killed,
@@ -118,23 +118,6 @@ def test_a_step_is_evaluated_exported_and_trained_on_by_its_number(cli: Cli, who
         "bob/README.md"
     ).read_text(encoding="utf-8")
     assert make_recipe("rl/grpo", [f"model={whole.folder}@2"]).settings.model == str(path)
-
-
-NAMED = (
-    ("evaluate", "exchange", "policy={}@9"),
-    ("evaluate", "{}", "--checkpoints", "2,9"),
-    ("export", "model", "{}", "--step", "9", "--out", "new"),
-    ("run", "rl/grpo", "--folder", "{}", "--fork", "new", "--from-step", "9", "seed=1"),
-)
-
-
-@pytest.mark.parametrize("words", NAMED, ids=lambda words: " ".join(words[:3]))
-def test_a_step_that_is_not_kept_is_an_error_with_those_that_are(
-    cli: Cli, whole: Whole, words: Sequence[str]
-) -> None:
-    error = refused(cli, *(word.format(whole.folder) for word in words))
-    assert "after step 9" in error and "1, 2, 3" in error
-    assert not Path("new").exists()
 
 
 # -- held-out curves ------------------------------------------------------------------------------

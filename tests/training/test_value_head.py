@@ -151,8 +151,7 @@ class Halted(Silent):
             raise Stop
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("kind", "tied"), [*zip(KINDS, (True, False), strict=True)])
 def test_the_head_learns_resumes_bitwise_and_is_saved_beside_the_weights(kind, tied, tmp_path):
     objective, make, _ = KINDS[kind]
     settings = SETTINGS.model_copy(update={"save_every_steps": 1, "epochs": 4})
