@@ -1,67 +1,71 @@
-"""SWEET-RL: the method, its baselines and its ablations.
+"""SWEET-RL: the method, its baselines and its ablations in ``persona``.
 
-Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and
-seeds, p < 0.05; score is success: all ten tests in the sandbox):
+Claims, margins and tests were fixed before any run of the claims (score is success: all ten tests in the sandbox):
 
 * must: SWEET scores above the base (zero-shot);
-* must: SWEET scores above rejection fine-tuning;
-* reported: SWEET scores above multi-turn DPO;
-* reported: SWEET scores above SWEET whose critic does not see the reference;
-* reported: SWEET scores above SWEET whose critic takes sums in place of means (the paper: replies collapse).
+* reported: with 150 tasks, SWEET scores above SWEET whose critic does not see the reference; the same with 75 tasks;
+* reported: with 150 tasks, the critic with the reference orders more pairs of first turns rightly, by more than 0.10;
+* reported: with 150 tasks, SWEET scores above rejection fine-tuning, and above multi-turn DPO.
 
-A seed's runs share their equal steps: the base's evaluation, the offline dialogues and the candidates. The other
-critics (a regression head, a value function, a judge) make no claim. The judge is the base itself, asked about a tenth
-of the candidates (it compares them in words, three comparisons for each); if none of its verdicts can be read there is
-no pair, and its row is the base's.
+Also in the table: 300 and 600 tasks (``CURVE``), where no claim is made, because a critic without the reference then
+sees enough dialogues of each theme; a critic that takes sums in place of means, a regression head, a value function.
+Each critic has a row with the pairs of first turns that it orders rightly.
+
+Gates, on the spare seed (``sweet_rl_gates`` has the exact values):
+
+* the share of the variance of the first turn's advantage that only the reference tells is 0.2 to 0.45: less leaves the
+  reference nothing to tell, and more is noise that no policy can use;
+* the base at its best decode succeeds in at most 0.55, and an agent that knows which aspects are likely in at least
+  0.35 more;
+* with 150 tasks, the critic with the reference orders at least 0.10 more pairs of first turns rightly.
+
+A seed's runs share their equal steps: the base's evaluation, the offline dialogues and the candidates.
 """
 
-from coterie.recipes.sweet_rl import SECOND, SweetRL
-from coterie.runs.loop import run_stages
-from coterie.runs.run import StageKey
-from experiments.claims import Claim, Hypothesis
-from experiments.experiment import SPARE_SEED, UNGATED, Experiment, Gate, Quick, make_recipe
-from experiments.results import BEST, Measurements
+from statistics import fmean
 
+from coterie.recipes.sweet_rl import SECOND, SweetRL
+from coterie.runs.loop import EVALUATION
+from experiments.claims import Claim, Hypothesis
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
+from experiments.results import BEST, Measurements
+from experiments.sweet_rl_gates import (
+    critic_accuracy,
+    measured_rates,
+    reference_share,
+    table_asker,
+)
+
+BACKEND = "sweet_rl/backend"
 METHODS: dict[str, tuple[str, ...]] = {
     "sweet": (),
     "rejection_ft": ("method=rejection_ft",),
     "multi_turn_dpo": ("method=multi_turn_dpo",),
     "no_reference": ("critic.privileged=false",),
     "sums": ("critic.objective.reduction=none",),
-}
-"""Differences from the preset. The first run begins; the others share its equal steps."""
-CRITICS: dict[str, tuple[str, ...]] = {
     "regression": ("critic.kind=regression",),
     "classifier": ("critic.kind=classifier",),
-    "judge": ("critic.kind=judge", "candidates.share=0.02"),
 }
+"""Differences from the preset. The first run begins; the others share its equal steps."""
+CURVE = (75, 300, 600)
+"""Numbers of tasks besides the preset's, with and without the reference."""
+CRITIC = "critic of "
+"""Prefix of the rows of critics, whose score is the share of pairs of first turns that they order rightly."""
+MIN_SHARE, MAX_SHARE, MAX_BASE, MIN_GAIN, MIN_ACCURACY_GAIN = 0.2, 0.45, 0.55, 0.35, 0.1
 
 
-TUNING = {
-    "rejection_ft": {"rejection_ft.train.epochs=4": 0.690, "rejection_ft.train.epochs=8": 0.741},
-    "multi_turn_dpo": {
-        "multi_turn_dpo.objective.nll_coef=1": 0.771,
-        "multi_turn_dpo.objective.nll_coef=0.1": 0.781,
-    },
-    "sweet": {
-        "pairs.top_share=0.5": 0.759,
-        "pairs.top_share=0.5 policy.train.epochs=2": 0.733,
-        "pairs.top_share=0.25": 0.796,
-        "pairs.top_share=0.25 policy.train.epochs=2": 0.762,
-        "pairs.top_share=0.25 policy.objective.nll_coef=0.3": 0.743,
-        "pairs.top_share=0.125": 0.773,
-        "pairs.top_share=0.25 critic.train.epochs=8": 0.782,
-        "pairs.top_share=0.25 candidates.share=0.4 pairs.count=2": 0.800,
-    },
-}
-"""Settings that were tried on seed 7, and the success (experiments/sweet_rl.md)."""
-QUICK = Quick(("sweet", "rejection_ft"), ("rollout.tasks=150", "evaluate.tasks=200"))
-CLAIMS = (
-    Hypothesis("over_zero_shot", "SWEET scores above the base", "sweet", "zero_shot" + BEST),
+TUNING: dict[str, dict[str, float]] = {}
+"""Settings that were tried on the spare seed, and the success (experiments/sweet_rl.md)."""
+QUICK = Quick(("sweet", "rejection_ft"), ("rollout.tasks=75", "evaluate.tasks=200"))
+OVER_ZERO_SHOT = Hypothesis(
+    "over_zero_shot", "SWEET scores above the base", "sweet", "zero_shot" + BEST
+)
+BASELINES = (
     Hypothesis(
         "over_rejection_ft",
         "SWEET scores above rejection fine-tuning",
         *("sweet", "rejection_ft"),
+        must=False,
     ),
     Hypothesis(
         "over_multi_turn_dpo",
@@ -69,6 +73,8 @@ CLAIMS = (
         *("sweet", "multi_turn_dpo"),
         must=False,
     ),
+)
+REFERENCE = (
     Hypothesis(
         "reference",
         "SWEET scores above SWEET without the reference",
@@ -76,52 +82,83 @@ CLAIMS = (
         must=False,
     ),
     Hypothesis(
-        "normalisation",
-        "SWEET scores above SWEET with sums for means",
-        *("sweet", "sums"),
+        "reference_75",
+        "75 tasks: SWEET scores above SWEET without the reference",
+        *("sweet, 75 tasks", "no_reference, 75 tasks"),
         must=False,
+    ),
+    Hypothesis(
+        "critic",
+        "the critic with the reference orders more first turns rightly, by more than 0.10",
+        *(CRITIC + "sweet", CRITIC + "no_reference"),
+        must=False,
+        margin=MIN_ACCURACY_GAIN,
     ),
 )
 
 
 def run(x: Experiment) -> None:
-    """Run the methods and the other critics."""
+    """Run the methods, and the curve over numbers of tasks."""
     for seed in x.seeds:
-        methods = METHODS | CRITICS
-        for method in x.chosen(methods):
-            run_method(x, method, [*x.overrides, *methods[method], f"seed={seed}"])
+        common = [*x.overrides, f"seed={seed}"]
+        for method in x.chosen(METHODS):
+            run_method(x, method, [*common, *METHODS[method]])
+        for tasks in CURVE if x.quick is None else ():
+            for method in ("sweet", "no_reference"):
+                name, leader = f"{method}, {tasks} tasks", f"sweet, {tasks} tasks"
+                overrides = [*common, *METHODS[method], f"rollout.tasks={tasks}"]
+                run_method(x, name, overrides, leader=leader)
 
 
 def claims(measurements: Measurements) -> list[Claim]:
     """Test the claims."""
-    return measurements.test(*CLAIMS)
+    return measurements.test(OVER_ZERO_SHOT, *REFERENCE, *BASELINES)
 
 
 def gate(x: Experiment) -> Gate:
-    """Choose the best decode of the base."""
-    recipe: SweetRL = make_recipe("sweet_rl/backend", [*x.overrides, f"seed={SPARE_SEED}"])
+    """Enumerate what the reference tells, and train critics with and without it."""
+    overrides = [*x.overrides, f"seed={SPARE_SEED}"]
+    recipe: SweetRL = make_recipe(BACKEND, overrides)
     with x.base(recipe) as run:
-        x.choose_decode(recipe, run)
-    return UNGATED
+        base = max(x.choose_decode(recipe, run).values())
+        temperature = recipe.settings.rollout.temperature
+        with x.evaluate("decode", recipe, run, 0, temperature) as store:
+            rates = measured_rates(store, 0, EVALUATION)
+    values = {"reference_share": reference_share(rates), "base": base, "asker": table_asker()}
+    for method in ("sweet", "no_reference"):
+        recipe = make_recipe(BACKEND, [*overrides, *METHODS[method]])
+        # The policy is not trained.
+        steps = [key for key in recipe.stage_keys() if key.stage != EVALUATION][:-2]
+        shares = "sweet" if method != "sweet" else None
+        with x.run(method, recipe, shares=shares, steps=steps) as run:
+            accuracy = critic_accuracy(recipe, run).values()
+            values[CRITIC + method] = fmean(result.score for result in accuracy)
+    return Gate(
+        values,
+        passed=MIN_SHARE <= values["reference_share"] <= MAX_SHARE
+        and base <= MAX_BASE
+        and values["asker"] - base >= MIN_GAIN
+        and values[CRITIC + "sweet"] - values[CRITIC + "no_reference"] >= MIN_ACCURACY_GAIN,
+        conditions=f"reference_share between {MIN_SHARE} and {MAX_SHARE}, base at most {MAX_BASE}, asker at least "
+        f"{MIN_GAIN} above it, and the critic of sweet {MIN_ACCURACY_GAIN} above the one without the reference",
+    )
 
 
 def run_method(
-    x: Experiment, method: str, overrides: list[str], name: str = "sweet_rl/backend"
+    x: Experiment,
+    method: str,
+    overrides: list[str],
+    name: str = BACKEND,
+    leader: str = "sweet",
 ) -> None:
-    """Run a method of a recipe. A judge that makes no pair trains nothing."""
+    """Run a method of a recipe, which shares the equal steps of the ``leader``."""
     recipe: SweetRL = make_recipe(name, overrides)
-    *keys, _ = recipe.stage_keys()
-    untrained = [key for key in keys if key.stage != "train"]
-    steps, shares = (
-        (untrained if method == "judge" else None),
-        "sweet" if method != "sweet" else None,
-    )
-    with x.run(method, recipe, shares=shares, steps=steps) as run:
-        version = recipe.settings.iteration_count
+    with x.run(method, recipe, shares=leader if method != leader else None) as run:
         if method == "sweet":
             x.add_run("zero_shot", recipe, run, 0)
-        if method == "judge" and not int(run.metrics(StageKey(SECOND, "select"))["selected"]):
-            version = 0
-        elif method == "judge":
-            run_stages(recipe, run, x.progress)
-        x.add_run(method, recipe, run, version)
+        x.add_run(method, recipe, run, recipe.settings.iteration_count)
+        # Pairs of first turns have a right order in ``persona`` only.
+        if recipe.has_critic and name == BACKEND:
+            s = recipe.settings
+            critic = (CRITIC + method, s.seed, SECOND, s.candidates.temperature)
+            x.measurements.add(*critic, critic_accuracy(recipe, run))

@@ -7,7 +7,6 @@ the line of code for each reply), then the habits that post-training is to chang
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import count
 
 from tokenizers import pre_tokenizers
@@ -18,7 +17,8 @@ from coterie.environments.persona import (
     CHOICES,
     KINDS,
     NAMES,
-    SIZES,
+    THEMES,
+    WISHES,
     canonical_key,
     source_of,
 )
@@ -43,18 +43,14 @@ DRILL_WORDS: tuple[str, ...] = tuple(
 """What is copied in drills."""
 
 
-STAGES = (
-    (0.1, PersonaMix(guess=1.0, vague=0.0, several=0.0, again=0.0, shown=1.0)),
-    (0.3, replace(SKILL, shown=0.15)),
-    (0.35, HABITS),
-)
+STAGES = ((0.3, SKILL), (0.4, HABITS))
 
 
 def code_words() -> list[str]:
-    """Return the words of functions as they stand in the code: names, and with the space before it what follows one."""
+    """Return the words of functions, with the space before those that follow one in the code, and themes."""
     source = source_of(NAMES[0], [choice for aspect in ASPECTS for choice in CHOICES[aspect]])
     words = {word for word in re.findall(r" ?[A-Za-z]+", source) if word != "def"}
-    return sorted({*words, "def", *(f" {name}" for name in NAMES)})
+    return sorted({*words, "def", *(f" {name}" for name in (*NAMES, *THEMES))})
 
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:
@@ -83,12 +79,12 @@ def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
 def code_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     """Tell a function's choices at once, in any order, then write it: the quickest way to learn its lines.
 
-    The functions are of the `corpus` split, or have more choices than any task.
+    The functions are of the `corpus` split, or have another number of choices than tasks.
     """
     while True:
-        aspects = rng.sample(ASPECTS, rng.randint(2, len(ASPECTS)))
+        aspects = rng.sample(ASPECTS, rng.randint(1, 5))
         choices = [rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects]
-        if len(choices) > max(SIZES) or split_of_key(canonical_key(choices)) == "corpus":
+        if len(choices) != WISHES or split_of_key(canonical_key(choices)) == "corpus":
             break
     name = rng.choice(NAMES)
     told = [f"def {name}(xs)", *(choice.sentence for choice in rng.sample(choices, len(choices)))]
@@ -116,8 +112,8 @@ WORLD = World(
     ),
     whole=code_words,
     groups=groups,
-    drills=((0.1, copy_drill), (0.15, code_drill)),
+    drills=((0.06, copy_drill), (0.24, code_drill)),
     stages=STAGES,
-    habits=(0.20, HABITS),
-    tokens=4_500_000,
+    habits=(0.25, HABITS),
+    tokens=1_500_000,
 )

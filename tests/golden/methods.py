@@ -41,7 +41,7 @@ METHODS = {
     "optima/idpo": f"{TREES} iterations=2",
     "optima/isft_dpo": f"{TREES} iterations=2",
     "sweet_rl/backend": (
-        f"{EVALUATION} rollout.tasks=8 rollout.repeats=3 rollout.max_tokens=96 candidates.share=0.2 "
+        f"{EVALUATION} rollout.tasks=24 rollout.repeats=3 rollout.max_tokens=96 candidates.share=0.1 "
         "candidates.count=4 pairs.count=2 critic.train.epochs=1 train.max_steps=2 critic.train.batch_rows=4 "
         "policy.train.batch_rows=4"
     ),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from coterie.environments.collaboration import CRITIC
+from coterie.environments.persona import ASPECTS, THEMES
 from coterie.errors import UserError
 from coterie.models.adapters import HEAD_FILE, token_values, using
 from coterie.models.loading import is_adapter
@@ -19,6 +20,7 @@ from coterie.record.store import Store
 from coterie.rollout.candidates import candidates
 from coterie.runs.loop import fork, load_selections, run_stages
 from coterie.runs.run import Run, StageKey, open_run
+from experiments.sweet_rl_gates import action_of, critic_accuracy, measured_rates, theme_of
 from tests.conftest import Cli
 
 SMALL = (
@@ -180,6 +182,40 @@ def test_best_of_n_by_the_critic(run: Run, cli: Cli) -> None:
                         assert len(group) == 3 and scores[group.index(turn)] == max(scores)
 
     asyncio.run(check())
+
+
+def test_the_base_wastes_and_ends_a_few_turns(run: Run) -> None:
+    rates = measured_rates(run.store, 0, "rollout")
+    # A tenth of the turns is vague, and some questions are asked twice.
+    assert 0.08 < rates.wasted < 0.25 and 0 < rates.early < 0.1
+
+
+def test_a_critic_is_judged_by_pairs_of_first_candidates(run: Run) -> None:
+    own, store = opened(), run.store
+    judged = critic_accuracy(own, run)
+    trees = {tree.task: tree for tree in store.trees(1, "rollout")}
+    assert {*judged} <= {*trees} and len(judged) > 2
+    scores = store.credit(
+        own.fingerprint(StageKey(1, "reward")), "advantage", iteration=1, stage="rollout"
+    )
+    for task, result in judged.items():
+        likely = THEMES[theme_of(store.task(task))].likely
+        first = next(g for g in candidates(trees[task]) if g[0].parent != trees[task].root and not any(
+            turn.speaker.kind == "agent" for turn in trees[task].path(g[0].parent)
+        ))  # fmt: skip
+        kinds = [action_of(turn.text) for turn in first]
+        good, bad = (
+            [
+                scores[turn.id]
+                for turn, kind in zip(first, kinds, strict=True)
+                if (kind in likely) == wanted
+            ]
+            for wanted in (True, False)
+        )
+        # Where only likely and other aspects compete, a pair is right if the likely one is above.
+        if {*kinds} <= {*ASPECTS} and good and bad:
+            wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a in good for b in bad]
+            assert result.score == pytest.approx(sum(wins) / len(wins))
 
 
 def test_simulated_users_by_a_server_that_is_down_and_by_a_packaged_model(cli: Cli) -> None:

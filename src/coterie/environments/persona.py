@@ -1,8 +1,9 @@
 """The ``persona`` micro-world: an agent asks a simulated user what a function should do.
 
-Two to four choices fix what a hidden function does with a list of integers. The request names their aspects,
-and the agent must ask for the choices. The user recognizes questions by keywords. A hash of the choices decides the
-split.
+Three wishes fix what a hidden function does with a list of integers. Each wish is about one of eight aspects. The
+request gives a theme and the number of wishes, but not their aspects. A theme makes four aspects likely, which an agent
+can only learn from dialogues. A question about an aspect without a wish costs a turn. The user recognizes questions by
+keywords. A hash of the wishes decides the split.
 """
 
 import json
@@ -10,7 +11,9 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import combinations
+from math import comb
+from typing import Literal, NamedTuple, get_args
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
@@ -28,12 +31,9 @@ from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimu
 from coterie.record.tree import Secret, Task
 from coterie.record.turn import Part
 
-Aspect = Literal["keep", "change", "order", "part", "give"]
-ASPECTS: tuple[Aspect, ...] = ("keep", "change", "order", "part", "give")
-"""Filter, transformation of each number, order, slice, and returned value."""
-
-ListValue = list[int] | int
-"""Returned value of a function: a list, or a number if it has a choice of ``give``."""
+Aspect = Literal["keep", "change", "order", "skip", "cut", "copy", "front", "end"]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+"""What wishes are about, in the order in which a function applies them."""
 
 
 class ChoiceKind(NamedTuple):
@@ -49,11 +49,8 @@ class ChoiceKind(NamedTuple):
     """Possible numbers; ``(0,)`` if the kind takes none."""
 
 
-LIMITS = tuple(range(3, 9))
-AMOUNTS = tuple(range(2, 10))
-PARTS = (2, 3, 4)
-LARGEST = "I want the largest one, or zero if there is none."
-SMALLEST = "I want the smallest one, or zero if there is none."
+LIMITS, AMOUNTS, DIGITS = tuple(range(3, 9)), tuple(range(2, 10)), tuple(range(10))
+TIMES, ENDS = (2, 3, 4), (1, 2, 3)
 
 KINDS: tuple[ChoiceKind, ...] = (
     ChoiceKind("keep", "even", "[x for x in xs if x % 2 == 0]", "Keep only the even numbers."),
@@ -71,12 +68,19 @@ KINDS: tuple[ChoiceKind, ...] = (
     ),
     ChoiceKind("order", "up", "sorted(xs)", "From small to large."),
     ChoiceKind("order", "down", "sorted(xs, reverse=True)", "From large to small."),
-    ChoiceKind("part", "first", "xs[:{k}]", "Only the first {k}.", PARTS),
-    ChoiceKind("part", "last", "xs[-{k}:]", "Only the last {k}.", PARTS),
-    ChoiceKind("give", "sum", "sum(xs)", "I want their sum."),
-    ChoiceKind("give", "largest", "max(xs, default=0)", LARGEST),
-    ChoiceKind("give", "smallest", "min(xs, default=0)", SMALLEST),
-    ChoiceKind("give", "count", "len(xs)", "I want to know how many there are."),
+    ChoiceKind("order", "back", "xs[::-1]", "Back to front."),
+    ChoiceKind("skip", "first", "xs[::{k}]", "Begin with the first and go on by {k}.", TIMES),
+    ChoiceKind("skip", "second", "xs[1::{k}]", "Begin with the second and go on by {k}.", TIMES),
+    ChoiceKind("cut", "head", "xs[{k}:]", "Leave out the first {k}.", ENDS),
+    ChoiceKind("cut", "tail", "xs[:-{k}]", "Leave out the last {k}.", ENDS),
+    ChoiceKind("copy", "each", "[x for x in xs for _ in range({k})]", "Each one {k} times.", TIMES),
+    ChoiceKind("copy", "all", "xs * {k}", "The whole list {k} times.", TIMES),
+    ChoiceKind("front", "digit", "[{k}] + xs", "Put a {k} in front.", DIGITS),
+    ChoiceKind("front", "count", "[len(xs)] + xs", "Put their count in front."),
+    ChoiceKind("front", "sum", "[sum(xs)] + xs", "Put their sum in front."),
+    ChoiceKind("end", "number", "xs + [{k}]", "Put a {k} at the end.", DIGITS),
+    ChoiceKind("end", "largest", "xs + [max(xs, default=0)]", "Put the largest at the end."),
+    ChoiceKind("end", "smallest", "xs + [min(xs, default=0)]", "Put the smallest at the end."),
 )
 BY_NAME: dict[str, ChoiceKind] = {kind.name: kind for kind in KINDS}
 
@@ -119,47 +123,66 @@ def source_of(name: str, choices: Sequence[Choice]) -> str:
     return "\n".join(lines)
 
 
-def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> ListValue:
-    value: ListValue = list(xs)
+def output_of(choices: Sequence[Choice], xs: Sequence[int]) -> list[int]:
+    value = list(xs)
     for choice in choices:
         value = STEPS[choice.kind](value, choice.number)
     return value
 
 
-STEPS: dict[str, Callable[[ListValue, int], ListValue]] = {
+STEPS: dict[str, Callable[[list[int], int], list[int]]] = {
     kind.name: eval(f"lambda xs, k: {kind.expression.format(k='k')}") for kind in KINDS
 }
 """Functions of the kinds. Only the expressions above are evaluated, never a number or a text from outside."""
 
 
-MAX_TURNS = 5
+QUESTIONS = 6
+MAX_TURNS = QUESTIONS + 1
 CALLS = 10
+WISHES = 3
+LIKELY_SHARE = 0.95
+"""Probability of each wish to be about an aspect that its theme makes likely."""
 
 NAMES = split_words(
     "tidy pick shelf basket report ledger garden parcel digest harvest summary notebook"
 )
-THEMES: tuple[str, ...] = (
-    "I note the eggs of my hens every day.",
-    "My shop has a list of prices.",
-    "We count the visitors of our library.",
-    "I write down how far I run.",
-    "Our club has the points of all players.",
-    "I have the ages of the children in my class.",
-    "My garden gives me some apples every week.",
-    "We measure the rain in our village.",
-    "I keep the minutes of each bus ride.",
-    "Our bakery knows how much bread it sells.",
-)
-HINTS: dict[Aspect, tuple[str, ...]] = {
-    "keep": ("leaves some numbers out", "is choosy about the numbers"),
-    "change": ("changes each number", "does a bit of arithmetic"),
-    "order": ("puts them in order", "sorts them my way"),
-    "part": ("takes a part of the list", "cuts the list short"),
-    "give": ("gives back one number", "makes one number of it all"),
-}
 
-SIZES = (2, 3, 3, 4)
-LENGTHS, ENTRIES = range(6, 10), range(13)
+
+class Theme(NamedTuple):
+    """What the numbers of a function are about."""
+
+    sentence: str
+    likely: tuple[Aspect, ...]
+    """Aspects of most wishes. Neither the request nor a prompt tells them."""
+
+
+THEMES: dict[str, Theme] = {
+    "eggs": Theme("I note the eggs of my hens every day.", ("keep", "change", "front", "end")),
+    "prices": Theme("My shop has a list of prices.", ("keep", "order", "cut", "front")),
+    "visitors": Theme("We count the visitors of our library.", ("order", "skip", "front", "end")),
+    "runs": Theme("I write down the length of my runs.", ("change", "skip", "copy", "end")),
+    "points": Theme("Our club has the points of all players.", ("cut", "copy", "front", "end")),
+    "ages": Theme(
+        "I have the ages of the children in my class.", ("keep", "change", "cut", "copy")
+    ),
+    "apples": Theme(
+        "My garden gives me some apples every week.", ("keep", "change", "order", "cut")
+    ),
+    "rain": Theme("We measure the rain in our village.", ("keep", "skip", "copy", "front")),
+    "rides": Theme("I write down the minutes of my bus rides.", ("change", "order", "cut", "end")),
+    "bread": Theme(
+        "Our bakery knows how much bread it sells.", ("keep", "change", "order", "skip")
+    ),
+    "letters": Theme("The post office weighs all letters.", ("change", "order", "copy", "front")),
+    "books": Theme("I know the pages of the books that I read.", ("keep", "skip", "cut", "end")),
+    "fish": Theme("My brother counts the fish in his pond.", ("order", "skip", "cut", "copy")),
+    "songs": Theme("The radio has the length of its songs.", ("keep", "order", "copy", "end")),
+    "trees": Theme("We measured the trees of our street.", ("change", "skip", "cut", "front")),
+    "cakes": Theme("My aunt sells cakes on the market.", ("skip", "copy", "front", "end")),
+}
+"""Themes by their word in questions. Each aspect is likely in half of them, so that no aspect is better on average."""
+
+LENGTHS, ENTRIES = range(8, 13), range(13)
 TRIES = 8
 
 
@@ -171,9 +194,10 @@ class PersonaTask:
     opening: str
     reference: str
     calls: tuple[str, ...]
-    """Ten call expressions, not all of one value. Another choice would change at least one of their values."""
+    """Ten call expressions, not all of one value. Without a choice, or with another one, at least one value changes."""
     choices: tuple[Choice, ...]
     name: str
+    theme: str
 
 
 def canonical_key(choices: Sequence[Choice]) -> str:
@@ -182,26 +206,23 @@ def canonical_key(choices: Sequence[Choice]) -> str:
 
 
 @series
-def generate_tasks(
-    split: MicroSplit, seed: int, sizes: tuple[int, ...] = SIZES
-) -> Iterator[PersonaTask]:
+def generate_tasks(split: MicroSplit, seed: int) -> Iterator[PersonaTask]:
     """Yield the tasks of a split, without duplicate pairs of choices and request.
 
-    ``sizes`` are the numbers of choices in functions; each entry is equally likely.
+    In the ``corpus`` no aspect is likely, so that a model learns questions there, but not what themes make likely.
     """
-    rng = split_random(split, f"persona/{split}/{seed}/{sizes}")
+    rng = split_random(split, f"persona/{split}/{seed}")
     return distinct(
         split,
-        lambda number: _draw(f"{split}-{seed}-{number}", split, sizes, rng),
+        lambda number: _draw(f"{split}-{seed}-{number}", split, rng),
         lambda task: (task.choices, task.opening),
     )
 
 
-def _draw(
-    task_id: str, split: MicroSplit, sizes: tuple[int, ...], rng: random.Random
-) -> PersonaTask | None:
+def _draw(task_id: str, split: MicroSplit, rng: random.Random) -> PersonaTask | None:
     """Return a task, or None if the draw belongs to another split or no calls distinguish its choices from others."""
-    aspects = rng.sample(ASPECTS, rng.choice(sizes))
+    theme, name = rng.choice([*THEMES]), rng.choice(NAMES)
+    aspects = rng.sample(ASPECTS, WISHES) if split == "corpus" else _aspects(theme, rng)
     # The function applies choices in the fixed order of aspects, however they were drawn.
     choices = tuple(rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects)
     if split_of_key(canonical_key(choices)) != split:
@@ -209,35 +230,46 @@ def _draw(
     lists = _distinguishing_lists(choices, rng)
     if lists is None:
         return None
-    name = rng.choice(NAMES)
     return PersonaTask(
         task_id,
-        opening=_opening(name, choices, rng),
+        opening=(
+            f"{THEMES[theme].sentence} I have {WISHES} wishes for a function. "
+            f"Its signature is: def {name}(xs)"
+        ),
         reference=source_of(name, choices),
         calls=tuple(f"{name}({list(xs)})" for xs in lists),
         choices=choices,
         name=name,
+        theme=theme,
     )
 
 
-def _opening(name: str, choices: Sequence[Choice], rng: random.Random) -> str:
-    phrases = [rng.choice(HINTS[choice.aspect]) for choice in choices]
-    wish = f"{', '.join(phrases[:-1])} and {phrases[-1]}"
-    return (
-        f"{rng.choice(THEMES)} I need a function that {wish}. "
-        f"The signature of the function is: def {name}(xs)"
-    )
+def _aspects(theme: str, rng: random.Random) -> list[Aspect]:
+    likely = THEMES[theme].likely
+    count = sum(rng.random() < LIKELY_SHARE for _ in range(WISHES))
+    others = [aspect for aspect in ASPECTS if aspect not in likely]
+    return rng.sample(likely, count) + rng.sample(others, WISHES - count)
+
+
+def aspect_sets(theme: str) -> dict[frozenset[str], float]:
+    """Return the probability of each set of aspects under a theme."""
+    likely, result = {*THEMES[theme].likely}, dict[frozenset[str], float]()
+    for aspects in combinations(ASPECTS, WISHES):
+        count = len(likely.intersection(aspects))
+        among, rest = comb(len(likely), count), comb(len(ASPECTS) - len(likely), WISHES - count)
+        share = comb(WISHES, count) * LIKELY_SHARE**count * (1 - LIKELY_SHARE) ** (WISHES - count)
+        result[frozenset(aspects)] = share / (among * rest)
+    return result
 
 
 def _distinguishing_lists(
     choices: Sequence[Choice], rng: random.Random
 ) -> list[tuple[int, ...]] | None:
-    # All functions that differ in one choice. The calls must tell each of them apart.
+    # All functions that lack one choice or differ in it. The calls must tell each of them apart.
     alternatives = [
-        (*choices[:index], alternative, *choices[index + 1 :])
+        (*choices[:index], *replacement, *choices[index + 1 :])
         for index, choice in enumerate(choices)
-        for alternative in CHOICES[choice.aspect]
-        if alternative != choice
+        for replacement in [(), *((other,) for other in CHOICES[choice.aspect] if other != choice)]
     ]
     for _ in range(TRIES):
         lists = [tuple(rng.choices(ENTRIES, k=rng.choice(LENGTHS))) for _ in range(CALLS)]
@@ -253,8 +285,8 @@ def _distinguishing_lists(
 
 
 SYSTEM_PROMPT = (
-    "You write a Python function for a person. Ask short questions, one thing at a time. "
-    f"Once you know enough, write {MARKER} and then the code."
+    "You write a Python function for a person. Ask what to keep, change, order, skip, cut or copy, and how to start "
+    f"and end, one thing at a time, {QUESTIONS} times at most. Then write {MARKER} and the code."
 )
 
 
@@ -263,14 +295,22 @@ NO_WISH = "I have no wish about that."
 TOO_MUCH = "That is too much at once for me."
 
 KEYWORDS: dict[Aspect, str] = {
-    "keep": r"keep\w*|kept|filter\w*|even|odd|above|below|leave\w*|left|drop\w*|remov\w*|select\w*|choosy|stay\w*",
-    "change": r"chang\w*|add|added|adds|plus|minus|times|multipl\w*|subtract\w*|arithmetic|calculat\w*|comput\w*",
-    "order": r"order\w*|sort\w*|ascend\w*|descend\w*|up|down|increas\w*|decreas\w*|arrang\w*",
-    "part": r"part|parts|how many|first|last|cut|cuts|short|slice\w*|limit\w*|begin\w*|start|end",
-    "give": r"return\w*|back|result\w*|output\w*|sum|largest|smallest|total\w*|boil\w*|maximum|minimum",
+    "keep": r"keep\w*|kept|filter\w*|even|odd|above|below|remov\w*|select\w*",
+    "change": r"chang\w*|add|added|adds|plus|minus|multipl\w*|subtract\w*|arithmetic|calculat\w*|comput\w*",
+    "order": r"order\w*|sort\w*|ascend\w*|descend\w*|arrang\w*|revers\w*",
+    "skip": r"skip\w*|step|steps|stride",
+    "cut": r"cut|cuts|cutting|drop\w*|part|parts|short\w*|slice\w*",
+    "copy": r"copy|copied|copies|repeat\w*|twice|often|doubl\w*",
+    "front": r"front|begin\w*|start\w*|prepend\w*",
+    "end": r"end|ends|append\w*|finish\w*",
 }
 """Keywords of aspects, as regular expressions of whole words in lower case."""
 _PATTERNS = {aspect: re.compile(rf"\b(?:{words})\b") for aspect, words in KEYWORDS.items()}
+
+
+def aspects_in(text: str) -> list[Aspect]:
+    """Return the aspects that a message asks about."""
+    return [aspect for aspect in ASPECTS if _PATTERNS[aspect].search(text.lower())]
 
 
 def scripted_reply(choices: Sequence[Choice], text: str) -> str:
@@ -278,7 +318,7 @@ def scripted_reply(choices: Sequence[Choice], text: str) -> str:
 
     The reply tells a choice if the text asks only about its aspect.
     """
-    aspects = [aspect for aspect in ASPECTS if _PATTERNS[aspect].search(text.lower())]
+    aspects = aspects_in(text)
     if not aspects:
         return UNCLEAR
     if len(aspects) > 1:
