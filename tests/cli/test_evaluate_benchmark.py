@@ -120,6 +120,15 @@ def test_all_checkpoints_of_a_run_in_one_table(cli: Cli, run: Path) -> None:
     assert "has no critic" in problem and "sweet_rl" in problem
 
 
+def test_what_cannot_be_evaluated_is_refused(cli: Cli) -> None:
+    for words, problem in (
+        (("exchange", "policy=tiny-exchange", "samples=4"), "temperature=0.5"),
+        (("exchange", "policy=tiny-exchange", "policy=tiny-persona", "dump=x"), "of one policy"),
+        (("exchange", "policy=http://127.0.0.1:9/v1"), "endpoint.model"),
+    ):  # fmt: skip
+        assert problem in refused(cli, "evaluate", *words), words
+
+
 FAMILIES = ("gemma", "gptoss", "deepseekv3")
 """No system role; channels; thoughts that prompts close."""
 PROBLEM = {"problem": r"What is $\frac{1}{2}+1$, if $0<x$?", "answer": r"\frac{3}{2}", "subject": "x",

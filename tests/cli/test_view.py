@@ -7,6 +7,7 @@ import html
 import json
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,7 +23,7 @@ from coterie.models.loading import resolve
 from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome, Secret, Task, Tree, hash_of
 from coterie.record.turn import Message, Part, Request, Sample, Speaker, ToolCall, make_turn
-from tests.conftest import Cli
+from tests.conftest import Cli, refused
 from tests.helpers.serve_app import serve_app
 
 GOLD = "heliotrope"
@@ -337,6 +338,20 @@ def test_dialogues_are_printed_without_control_characters(cli: Cli, folder):
     assert "\u202e" not in result.out and GOLD in result.out
     result = cli("view", folder, "--text", f"0/rollout/{TASKS[4]}")
     assert result.code == 0 and GOLD not in result.out and "<secret:gold>" in result.out
+
+
+def test_bad_input_is_one_error(cli: Cli, folder, tmp_path):
+    assert "is not a run folder" in refused(cli, "view", tmp_path)
+    (tmp_path / "config.yaml").write_text("recipe: rl/grpo\n")
+    assert "there is no store" in refused(cli, "view", tmp_path)
+    near = refused(cli, "view", folder, "--text", f"0/rollout/{TASKS[0]}x")
+    assert f"did you mean '0/rollout/{TASKS[0]}'" in near
+    assert "has no task 'x'" in refused(cli, "view", folder, "--export", "x.html", "--tasks", "x")
+    (tmp_path / "old.html").touch()
+    assert "already exists" in refused(cli, "view", folder, "--export", "old.html")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert f"can't listen on port {port}" in refused(cli, "view", folder, "--port", port)
 
 
 def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):
