@@ -43,7 +43,7 @@ DRILL_WORDS: tuple[str, ...] = tuple(
 """What is copied in drills."""
 
 
-STAGES = ((0.3, SKILL), (0.4, HABITS))
+STAGES = ((0.4, SKILL), (0.4, HABITS))
 
 
 def code_words() -> list[str]:
@@ -112,8 +112,8 @@ WORLD = World(
     ),
     whole=code_words,
     groups=groups,
-    drills=((0.06, copy_drill), (0.24, code_drill)),
+    drills=((0.05, copy_drill), (0.15, code_drill)),
     stages=STAGES,
     habits=(0.25, HABITS),
-    tokens=1_500_000,
+    tokens=2_200_000,
 )

@@ -2,7 +2,7 @@
 
 An agent's *habit* is drawn anew in each turn, so that good and bad turns stand side by side in one dialogue: the
 credit that a critic has to tell apart. Without the reference an agent asks about all aspects alike. With the reference
-in its prompt it asks about the aspects of its lines, so that a critic can read them there.
+in its prompt it prefers the aspects of its lines, so that a critic can read them there.
 """
 
 import random
@@ -52,6 +52,10 @@ class PersonaMix:
     """How often it answers too early."""
     shown: float = 0.25
     """Share of dialogues whose system prompt also holds the reference."""
+    read: float = 0.4
+    """How often an agent that is shown the reference asks about one of its lines, and not about any aspect.
+
+    If it always did, a critic could lower the probability of other questions only, even below that of bad turns."""
 
 
 HABITS = PersonaMix()
@@ -114,7 +118,8 @@ def scripted_dialogue(
             break
         ask = rng.choice(VAGUE)
         if habits[-1] == "ask":
-            aspect = rng.choice(unknown if shown else unasked)
+            is_read = shown and rng.random() < mix.read
+            aspect = rng.choice(unknown if is_read else unasked)
             unasked.remove(aspect)
             unknown = [other for other in unknown if other != aspect]
             ask = ASKS[aspect]

@@ -15,6 +15,7 @@ from coterie.environments.persona import (
     LIKELY_SHARE,
     MAX_TURNS,
     NO_WISH,
+    QUESTIONS,
     SYSTEM_PROMPT,
     THEMES,
     TOO_MUCH,
@@ -31,7 +32,7 @@ from coterie.environments.settings import MicroSplit
 from coterie.models.loading import load_renderer
 from coterie.tools.sandbox.pool import Sandbox
 from coterie.tools.sandbox.worker import SandboxSettings
-from scripts.tiny.persona_dialogues import ASKS, VAGUE, answer_text, corpus, question
+from scripts.tiny.persona_dialogues import ASKS, HABITS, VAGUE, answer_text, corpus, question
 from tests.helpers.play_scripts import complete_greedily
 
 TASKS = generate_tasks("heldout", 1)[:150]
@@ -129,7 +130,7 @@ def test_scripted_questions_are_about_one_aspect_and_vague_ones_about_none():
         assert not any(aspects_in(question(theme, ask)) for ask in VAGUE)
 
 
-def test_scripted_agents_ask_evenly_and_with_the_reference_only_about_its_lines():
+def test_scripted_agents_ask_evenly_and_with_the_reference_rather_about_its_lines():
     first = {True: Counter[bool](), False: Counter[bool]()}
     for dialogue in corpus(3, 2000):
         if dialogue.habits[0] == "ask":
@@ -137,19 +138,23 @@ def test_scripted_agents_ask_evenly_and_with_the_reference_only_about_its_lines(
             first[dialogue.shown][aspect in {c.aspect for c in dialogue.task.choices}] += 1
         assert len(dialogue.turns) <= MAX_TURNS and answer_in(dialogue.turns[-1]) is not None
         assert dialogue.right == (dialogue.habits[-1] == "answer")
-    assert not first[True][False] and first[True].total() > 300
-    assert first[False][True] / first[False].total() == pytest.approx(3 / 8, abs=0.04)
+    shares = [counts[True] / counts.total() for counts in (first[False], first[True])]
+    even = WISHES / len(ASPECTS)
+    assert shares == pytest.approx([even, HABITS.read + (1 - HABITS.read) * even], abs=0.06)
 
 
 def test_the_packaged_model_writes_the_function_of_its_choices():
-    """After a dialogue in which it has asked for every choice."""
+    """After six questions, among them one about every choice."""
     tokenizer, tasks = load_renderer("tiny-persona")[0].tokenizer, generate_tasks("heldout", 7)[:40]
     prompts = []
     for task in tasks:
-        dialogue = [("system", SYSTEM_PROMPT), ("user", task.opening)]
-        for choice in random.Random(task.task_id).sample(task.choices, len(task.choices)):
-            asked = question(task.theme, ASKS[choice.aspect])
-            dialogue += [("assistant", asked), ("user", choice.sentence)]
+        rng, dialogue = random.Random(task.task_id), [("system", SYSTEM_PROMPT)]
+        dialogue.append(("user", task.opening))
+        wished = [choice.aspect for choice in task.choices]
+        others = rng.sample([a for a in ASPECTS if a not in wished], QUESTIONS - WISHES)
+        for aspect in rng.sample([*wished, *others], QUESTIONS):
+            asked = question(task.theme, ASKS[aspect])
+            dialogue += [("assistant", asked), ("user", scripted_reply(task.choices, asked))]
         messages = [{"role": role, "content": text} for role, text in dialogue]
         prompts.append(
             tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
