@@ -51,6 +51,15 @@ def absolute_path(path: str | None) -> str | None:
     return str(expanded(path).absolute())
 
 
+def _ascending(values: tuple[float, float]) -> tuple[float, float]:
+    if values[0] >= values[1]:
+        raise ValueError("must be [LOW,HIGH], with LOW below HIGH")
+    return values
+
+
+ScoreRange = Annotated[tuple[float, float], AfterValidator(_ascending)]
+"""Lowest and highest score or reward."""
+
 PathText = Annotated[str, AfterValidator(absolute_path)]
 """Path or name."""
 OptionalPath = Annotated[str | None, AfterValidator(absolute_path)]

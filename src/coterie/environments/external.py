@@ -15,12 +15,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from coterie.config.settings import key
+from coterie.config.settings import ScoreRange, key
 from coterie.config.user_code import as_number
 from coterie.datasets.catalogue import Split
 from coterie.environments.gateway import (
@@ -42,17 +41,10 @@ from coterie.record.turn import digest
 class ExternalSettings(ModelCallSettings):
     """Settings of programs that are started elsewhere."""
 
-    reward_range: tuple[float, float] = key(
+    reward_range: ScoreRange = key(
         (0.0, 1.0), "Lowest and highest reward, which are scaled to 0 and 1."
     )
     sessions: int = key(256, "Sessions that are answered at a time; further ones wait.", ge=1)
-
-    @field_validator("reward_range")
-    @classmethod
-    def _ascending(cls, values: tuple[float, float]) -> tuple[float, float]:
-        if values[0] >= values[1]:
-            raise ValueError("must be [LOW,HIGH], with LOW below HIGH")
-        return values
 
 
 class External(ModelCalls):

@@ -28,7 +28,7 @@ from coterie.config.plugins import (
     last_line,
 )
 from coterie.config.resolve import wrong_at
-from coterie.config.settings import key
+from coterie.config.settings import ScoreRange, key
 from coterie.config.user_code import SECONDS, OutOfTime, as_number, call
 from coterie.datasets.code_rows import STARTER, ContestLimits, ContestRow
 from coterie.datasets.load import UNUSED, Rows
@@ -88,7 +88,7 @@ class QuestionSettings(EnvironmentSettings):
         f"({', '.join(NAMES)}). The default is "
         "`math` for data sets of mathematics, `code` for contests, else `exact`.",
     )
-    reward_range: tuple[float, float] = key(
+    reward_range: ScoreRange = key(
         (0.0, 1.0), "Lowest and highest value of a reward function, which are scaled to 0 and 1."
     )
     limits: ContestLimits = ContestLimits()
@@ -102,13 +102,6 @@ class QuestionSettings(EnvironmentSettings):
             return absolute_name(name)
         fix = f"{did_you_mean(name, METRICS)}use {', '.join(METRICS)}"
         raise ValueError(f"is no reward; {fix}, or a function path/file.py:NAME")
-
-    @field_validator("reward_range")
-    @classmethod
-    def _ascending(cls, values: tuple[float, float]) -> tuple[float, float]:
-        if values[0] >= values[1]:
-            raise ValueError("must be [LOW,HIGH], with LOW below HIGH")
-        return values
 
     def identity(self) -> str:
         """Hash the keys, with the name of a reward function but without its folder."""

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from coterie.config.folders import expanded, sha256
-from coterie.config.settings import PathText, ServerUrl, key
+from coterie.config.settings import PathText, ScoreRange, ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.files import numbered
 from coterie.engines.protocol import EngineError
@@ -73,7 +73,7 @@ class NemoGymSettings(EnvironmentSettings):
     calls: Literal["native", "tags"] = key(
         "native", "Syntax of calls: the model's chat template, or tags."
     )
-    score_range: tuple[float, float] = key(
+    score_range: ScoreRange = key(
         (0.0, 1.0), "Lowest and highest reward, which are scaled to 0 and 1."
     )
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from coterie.config.settings import ServerUrl, key
+from coterie.config.settings import ScoreRange, ServerUrl, key
 from coterie.datasets.catalogue import Split
 from coterie.engines.endpoint import quote
 from coterie.engines.protocol import EngineError, EngineGone, run_now
@@ -61,7 +61,7 @@ class OpenEnvSettings(ActingSettings):
     reset: dict[str, Any] = key({}, "Other arguments of `reset` than the seed.")
     instructions: str = key("", "Beginning of the system prompt, such as the rules.")
     score: Literal["sum", "last", "max"] = key("sum", "The score of a dialogue, of its rewards.")
-    score_range: tuple[float, float] = key(
+    score_range: ScoreRange = key(
         (0.0, 1.0), "Lowest and highest score, which are scaled to 0 and 1."
     )
     sessions: int = key(

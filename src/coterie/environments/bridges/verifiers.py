@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from coterie.config.plugins import last_line
 from coterie.config.resolve import wrong_at
-from coterie.config.settings import key
+from coterie.config.settings import ScoreRange, key
 from coterie.datasets.catalogue import Split
 from coterie.environments.protocol import Grade, State
 from coterie.environments.question import OneReply
@@ -48,7 +48,7 @@ class VerifiersSettings(EnvironmentSettings):
     taskset: str = key("", "The installed taskset, such as `my-taskset`.")
     config: dict[str, Any] = key({}, "Settings of the taskset, such as `{num_tasks: 100}`.")
     most: int = key(1000, "Tasks that are read of the taskset, which may be infinite.", ge=2)
-    score_range: tuple[float, float] = key(
+    score_range: ScoreRange = key(
         (0.0, 1.0), "Lowest and highest sum of the rewards, which are scaled to 0 and 1."
     )
 
