@@ -20,4 +20,5 @@ for number in range(32):
     )
     text = reply.choices[0].message.content or ""
     result = {"reward": float(str(a + b) in text), "result": text}
-    httpx2.post(f"{url}/sessions/{session['id']}/result", headers=head, json=result, timeout=60)
+    ended = f"{url}/sessions/{session['id']}/result"
+    httpx2.post(ended, headers=head, json=result, timeout=60).raise_for_status()

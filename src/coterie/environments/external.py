@@ -55,8 +55,8 @@ class External(ModelCalls):
     needs: tuple[type, ...] = ()
 
     def tasks(self, split: Split, count: int, seed: int, previous_counts: Any = ()) -> list[Task]:
-        """Return no tasks, since programs bring theirs."""
-        return []
+        """Raise ``UserError``, since programs bring their tasks."""
+        raise UserError("`external` has no tasks of its own", "use: coterie gateway model=MODEL")
 
     @asynccontextmanager
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[RunningProgram]:

@@ -114,8 +114,10 @@ def preference_pair(renderer: ChatRenderer, preference: Conversation) -> Pair:
 
 def _recorded(renderer: ChatRenderer, conversation: Conversation) -> Sequence[tuple[Row, ...]]:
     """Return the recorded rows of each side. Raises ``UserError`` if their tokens are of another tokenizer."""
-    row, text = conversation.recorded[0][0], conversation.messages[-1].content.strip()
+    row, reply = conversation.recorded[0][0], conversation.messages[-1]
     sampled = renderer.decode(row.ids[row.targets[0].start : row.targets[0].stop])
+    # A reply may consist of a call alone.
+    text = reply.content.strip() or "".join(call.name for call in reply.calls[:1])
     if text[:COMPARED] not in sampled:
         problem = f"{conversation.origin} was sampled with another tokenizer"
         raise UserError(problem, "give the model of its run, or one with the same tokenizer")
