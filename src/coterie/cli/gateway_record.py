@@ -40,8 +40,8 @@ def gateway(
     from coterie.runs.run import open_run
 
     console, name = notes(), "gateway_record"
-    given = [*(overrides or []), *([f"environment.roles=[{roles}]"] if roles else [])]
-    recipe = GatewayRecord(settings(name, given, stored_settings(name, folder)))
+    changes = [*(overrides or []), *([f"environment.roles=[{roles}]"] if roles else [])]
+    recipe = GatewayRecord(settings(name, changes, stored_settings(name, folder)))
     check_sources(recipe.settings)
 
     def tell(opened: Gateway, key: str) -> None:

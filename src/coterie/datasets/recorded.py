@@ -70,9 +70,9 @@ class RecordedEpisodes(Conversations):
 
     def rows_of(self, episodes: list[RoleEpisode]) -> Iterator[Conversation]:
         """Yield the rows of the episodes of a task and role, which are in the order of their rewards."""
-        kept = episodes[: ceil(len(episodes) * self.settings.top_share)]
+        best = episodes[: ceil(len(episodes) * self.settings.top_share)]
         for episode in episodes:
-            if episode in kept and episode.reward >= self.settings.threshold:
+            if episode in best and episode.reward >= self.settings.threshold:
                 yield self._row(Conversation, episode)
             else:
                 self.left_out["below dataset.threshold or outside of dataset.top_share"] += 1
@@ -104,14 +104,14 @@ class RecordedEpisodes(Conversations):
                 if tree_key[2].partition("/")[0] not in MEASURES:
                     for task, role, episode in self._episodes(store, store.read_tree(tree_key)):
                         by_task[task, role].append(episode)
-        wanted, roles = self.settings.role, sorted({role for _, role in by_task})
-        if wanted is not None and roles and wanted not in roles:
-            problem = f"dataset.role={wanted} has no turns in {self.settings.source}"
+        role_name, roles = self.settings.role, sorted({role for _, role in by_task})
+        if role_name is not None and roles and role_name not in roles:
+            problem = f"dataset.role={role_name} has no turns in {self.settings.source}"
             raise UserError(problem, f"its roles are {', '.join(roles)}")
         return {
             (task, role): sorted(episodes, key=lambda episode: -episode.reward)
             for (task, role), episodes in sorted(by_task.items())
-            if wanted in (None, role)
+            if role_name in (None, role)
         }
 
     def _episodes(self, store: Store, tree: Tree) -> Iterator[tuple[str, str, RoleEpisode]]:

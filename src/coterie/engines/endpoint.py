@@ -180,8 +180,8 @@ def quote(text: str | bytes) -> str:
     if isinstance(text, bytes):
         text = text[: 4 * SHOWN].decode(errors="replace")
     text = " ".join(text.split())
-    shown = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:SHOWN])
-    return shown if len(text) <= SHOWN else f"{shown} ..."
+    excerpt = "".join(letter if letter.isprintable() else "\ufffd" for letter in text[:SHOWN])
+    return excerpt if len(text) <= SHOWN else f"{excerpt} ..."
 
 
 async def request(

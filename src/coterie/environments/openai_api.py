@@ -146,9 +146,9 @@ def read_request(protocol: Protocol, raw: bytes) -> ModelRequest:
 
 def _check_formats(body: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what is asked for in vain. Raises ``RequestError`` for formats that a program would parse."""
-    wanted = body.get("response_format") or (body.get("text") or {}).get("format") or {}
-    if wanted.get("type", "text") != "text":
-        problem = f"response_format={wanted['type']} is not supported; ask for it in the prompt"
+    format_ = body.get("response_format") or (body.get("text") or {}).get("format") or {}
+    if format_.get("type", "text") != "text":
+        problem = f"response_format={format_['type']} is not supported; ask for it in the prompt"
         raise RequestError(problem, code="unsupported_parameter")
     notes = []
     if body.get("tool_choice") not in (None, "auto", "none"):
@@ -327,9 +327,9 @@ def _response(request: ModelRequest, reply: ModelReply) -> dict[str, Any]:
 
 def _response_events(whole: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a response, each item in one piece."""
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    yield {"type": "response.created", "response": begun}
-    yield {"type": "response.in_progress", "response": begun}
+    unfinished = {**whole, "status": "in_progress", "output": [], "usage": None}
+    yield {"type": "response.created", "response": unfinished}
+    yield {"type": "response.in_progress", "response": unfinished}
     for index, item in enumerate(whole["output"]):
         head = {"output_index": index, "item_id": item["id"]}
         added = {**item, "status": "in_progress"}

@@ -187,8 +187,8 @@ class RunningProgram(Replayed):
 
     def fault(self, problem: str) -> EnvironmentFault:
         output = self.output().strip()
-        shown = f"; the end of its output: {output[-SHOWN:]}" if output else ""
-        return EnvironmentFault(f"the program {problem}{shown}")
+        excerpt = f"; the end of its output: {output[-SHOWN:]}" if output else ""
+        return EnvironmentFault(f"the program {problem}{excerpt}")
 
     async def close(self) -> None:
         await cancel([self._ended])
@@ -295,8 +295,8 @@ class ModelCalls(AnswersRequests):
     ) -> Transition:
         if (pending := await session.next_request()) is not None:
             request = pending.request
-            given = (request.model, request.messages, request.stop, past, turns)
-            waiting, observations = read_history(*given)
+            history = (request.model, request.messages, request.stop, past, turns)
+            waiting, observations = read_history(*history)
             limits = (request.tools, request.max_tokens, refusals)
             return Transition(Progress(past, waiting, len(observations), *limits), observations)
         if not past:
@@ -387,8 +387,8 @@ class Program(ModelCalls, Question):
             stack.callback(gateway.close_session, session)
             values, seconds = self._values(task), self.settings.seconds
             if self.settings.command is None:
-                ended = _call(self._function, values, session)
-                program = RunningProgram(session, shared, seconds, ended)
+                outcome = _call(self._function, values, session)
+                program = RunningProgram(session, shared, seconds, outcome)
             else:
                 folder = Path(stack.enter_context(TemporaryDirectory(prefix="coterie-program-")))
                 process = _Process(shlex.split(self.settings.command), folder, values, session)
@@ -464,10 +464,10 @@ def read_reward(
     if not low <= number <= high:
         problem = f"the program returned the reward {number:g}, outside of {low:g} to {high:g}"
         raise UserError(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
-    given = result.get("rewards") or {} if isinstance(result, Mapping) else {}
-    rewards = {str(role): as_number(reward) for role, reward in given.items()}
+    role_rewards = result.get("rewards") or {} if isinstance(result, Mapping) else {}
+    rewards = {str(role): as_number(reward) for role, reward in role_rewards.items()}
     if wrong := [role for role, reward in rewards.items() if role not in roles or reward is None]:
-        problem = f"rewards has {given[wrong[0]]!r:.80} for {wrong[0]!r}"
+        problem = f"rewards has {role_rewards[wrong[0]]!r:.80} for {wrong[0]!r}"
         raise UserError(problem, f"give numbers for roles: {', '.join(roles)}")
     return (number - low) / (high - low), {r: n for r, n in rewards.items() if n is not None}
 
@@ -487,23 +487,23 @@ async def _call(function: Callable[..., Any], task: dict[str, Any], session: Gat
         except BaseException as error:
             raise RuntimeError(last_line(error)) from error
 
-    def run(ended: Future[Any]) -> None:
+    def run(future: Future[Any]) -> None:
         # The episode may have ended, for example at its limit of turns.
         with suppress(InvalidStateError):
             try:
                 result = function(task, session)
             except BaseException as error:
-                ended.set_exception(RuntimeError(last_line(error)))
+                future.set_exception(RuntimeError(last_line(error)))
             else:
-                ended.set_result(result)
+                future.set_result(result)
 
     if inspect.iscoroutinefunction(function):
-        ended = asyncio.run_coroutine_threadsafe(coroutine(), _agents_loop())
+        future = asyncio.run_coroutine_threadsafe(coroutine(), _agents_loop())
     else:
-        ended = Future()
+        future = Future()
         # A daemon, so that a function that never ends does not keep the run from ending.
-        threading.Thread(target=run, args=(ended,), name="coterie-program", daemon=True).start()
-    return await asyncio.wrap_future(ended)
+        threading.Thread(target=run, args=(future,), name="coterie-program", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 @cache

@@ -79,7 +79,7 @@ def read_history(
         for unit, message in zip(prompted.units, prompted.messages, strict=True)
         if message.turn is not None
     }
-    spoken = {t.text: t for t in turns if t.sample is not None and t.speaker.name != actor}
+    turn_of_text = {t.text: t for t in turns if t.sample is not None and t.speaker.name != actor}
     # What follows the last reply is new. Before it, or without one, it is the program's setting of the scene.
     last_reply = max((n for n, unit in enumerate(units) if unit[0].role == "assistant"), default=-1)
     continues = any(m.role == "assistant" and m.turn for m in messages) or bool(replies)
@@ -91,8 +91,8 @@ def read_history(
         observation: Observation | None = None
         if index in replies:
             messages.append(Message("assistant", turn=replies[index].id))
-        elif role == "user" and text in spoken:
-            messages.append(Message("user", turn=spoken[text].id))
+        elif role == "user" and text in turn_of_text:
+            messages.append(Message("user", turn=turn_of_text[text].id))
         elif unit in seen and role in ("tool", "assistant"):
             messages.append(seen[unit])
         elif role == "tool":
@@ -253,5 +253,5 @@ def reply_of(turn: Turn, stop: Sequence[str], prompt_tokens: int) -> ModelReply:
     for begin, end in THOUGHTS.items():
         thought = thought.strip().removeprefix(begin).removesuffix(end)
     finish = turn.sample.finish if turn.sample else "length" if turn.truncated else "end"
-    said = (sent_text(turn, stop), thought.strip(), sent_calls(turn))
-    return ModelReply(turn.id, *said, finish, prompt_tokens, len(turn.ids))
+    reply = (sent_text(turn, stop), thought.strip(), sent_calls(turn))
+    return ModelReply(turn.id, *reply, finish, prompt_tokens, len(turn.ids))

@@ -116,9 +116,9 @@ class ChatRenderer:
         unfinished = chat.pop().slots if generation and chat and _continues(chat[-1]) else ()
         arranged, hidden = self._arrange(chat), self.control.hidden
         pieces = Layout(self.template, arranged, generation, hidden, safe_tools).pieces
-        placed, rewritten = self._place_turns(pieces, native=bool(tools))
+        pieces_of_turns, rewritten = self._place_turns(pieces, native=bool(tools))
         if not rewritten:
-            return self._splice([*placed, *unfinished])
+            return self._splice([*pieces_of_turns, *unfinished])
         # Render again, with these turns as text for which the template writes the calls.
         revised = Tree(tree.task, tree.stage, tree.iteration, {**tree.turns, **rewritten})
         options: dict[str, Any] = {"generation": generation, "privileges": privileges}

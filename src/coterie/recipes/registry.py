@@ -148,8 +148,8 @@ def _default(name: str) -> "Choice":
     from coterie.environments.registry import Choice, is_micro_world
 
     choice = _declared_choice(name)
-    if choice == Choice() and (played := played_by(name)):
-        default = played[0]
+    if choice == Choice() and (benchmark := played_by(name)):
+        default = benchmark[0]
         choice = Choice(None, default) if is_micro_world(default) else Choice(default)
     if choice == Choice():
         raise UserError(

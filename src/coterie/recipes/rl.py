@@ -332,8 +332,8 @@ def prepare(
         chosen = by_role(chosen, policies, recompute)
     critic_paths = [path for path in batch.critic_paths if not _masked(path, s.advantage)]
     all_counts = {**batch.counts, **counts}
-    kept = (tuple(chosen), batch.informative, all_counts, tuple(critic_paths))
-    return StepBatch(*kept, tuple(left_out))
+    result = (tuple(chosen), batch.informative, all_counts, tuple(critic_paths))
+    return StepBatch(*result, tuple(left_out))
 
 
 def group_batch(
@@ -490,8 +490,8 @@ def critic_batch(
     counts = {"paths_failed": failed, "paths_too_long": too_long}
     left_out = left_out_paths(paths, graded, "paths_failed")
     left_out += left_out_paths(graded, trainable, "paths_too_long")
-    kept = (tuple(batch), frozenset(informative), counts, tuple(critic_paths))
-    return StepBatch(*kept, tuple(left_out))
+    result = (tuple(batch), frozenset(informative), counts, tuple(critic_paths))
+    return StepBatch(*result, tuple(left_out))
 
 
 def _masked(path: AgentPath, settings: AdvantageSettings) -> bool:

@@ -73,8 +73,10 @@ def rounded(values: Iterable[float | None]) -> list[float | None]:
     values = [*values]
     # Most columns of a list have few different values.
     distinct = {value for value in values if value is not None}
-    shown = {value: float(f"{value:.5g}") if math.isfinite(value) else None for value in distinct}
-    return [None if value is None else shown[value] for value in values]
+    rounded_values = {
+        value: float(f"{value:.5g}") if math.isfinite(value) else None for value in distinct
+    }
+    return [None if value is None else rounded_values[value] for value in values]
 
 
 def along(
@@ -255,8 +257,8 @@ class Browser:
             parts = value_of(tables.PARTS, row["parts"])
             is_hidden = not self.secrets and any(map(is_secret, parts))
             text = None if is_hidden else "".join(part.text for part in parts)
-            shown = {"text": text and text[:TEXT], "clipped": len(text or "") > TEXT}
-            turns[row["id"]] = {**nodes[row["id"]], **shown, "credit": credit.get(row["id"], {})}
+            excerpt = {"text": text and text[:TEXT], "clipped": len(text or "") > TEXT}
+            turns[row["id"]] = {**nodes[row["id"]], **excerpt, "credit": credit.get(row["id"], {})}
         # A tree branches after a turn that a model sampled. The rollouts of a group may share a first observation.
         children = Counter(fields["parent"] for fields in nodes.values())
         branches = any(children[node] > 1 and fields["tokens"] for node, fields in nodes.items())

@@ -380,22 +380,24 @@ def assemble(
         previous: Id of the turn before a turn in its conversation; by default the turn of the call before.
     """
     segments: list[Segment] = []
-    ended: dict[str, tuple[Segment, tuple[int, ...]]] = {}  # by last turn: a segment and its ids
+    open_segments: dict[
+        str, tuple[Segment, tuple[int, ...]]
+    ] = {}  # by last turn: a segment and its ids
     last = ""
     for prompt, turn in prompts:
         before = (previous or {}).get(turn.id, last)
-        segment, running = ended.get(before, (None, ()))
+        segment, running = open_segments.get(before, (None, ()))
         # As tokens, not as text: only then the model had exactly these tokens as its context. A
         # prompt that rewrites history begins a new row, so that no target has a wrong context.
         if segment is not None and prompt[: len(running)] == running:
             # A second reply to the same history begins another segment.
-            del ended[before]
+            del open_segments[before]
             segment.pieces.append(Piece(prompt[len(running) :]))
         else:
             segment = Segment([Piece(prompt)])
             segments.append(segment)
         segment.pieces.append(Piece(turn.ids, turn))
-        last, ended[turn.id] = turn.id, (segment, prompt + turn.ids)
+        last, open_segments[turn.id] = turn.id, (segment, prompt + turn.ids)
     return tuple(segments)
 
 

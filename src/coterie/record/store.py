@@ -479,10 +479,10 @@ class Store:
             {
                 "iteration": iteration,
                 "stage": stage,
-                "truncated": cut_off / ended,
-                "failed_share": (failed + ungraded * (ungraded < ended)) / (ended + failed),
+                "truncated": cut_off / outcomes,
+                "failed_share": (failed + ungraded * (ungraded < outcomes)) / (outcomes + failed),
             }
-            for iteration, stage, ended, cut_off, ungraded, failed in self._fetch(find)
+            for iteration, stage, outcomes, cut_off, ungraded, failed in self._fetch(find)
         ]
 
     def credit(

@@ -364,9 +364,9 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool 
             )
         # A commit reaches the operating system, but does not wait for the disk (4 ms).
         db.execute("PRAGMA synchronous = NORMAL")
-    made = set(db.execute(NAMES))
-    is_sealed = any(name == "seal" for name, _ in made)
-    if made | {("seal", SEAL)} != _schema()[0]:
+    names = set(db.execute(NAMES))
+    is_sealed = any(name == "seal" for name, _ in names)
+    if names | {("seal", SEAL)} != _schema()[0]:
         raise BrokenRecord("its tables are not those of a store")
     db.create_function("digest_of", -1, digest_of, deterministic=True)
     db.create_function("seal_of", -1, seal_of, deterministic=True)

@@ -185,13 +185,13 @@ def checks(
         )
         is_worst = rule.over == "worst" and bool(broken)
         value = broken[0][0] if is_worst else fmean(value for value, _ in compared)
-        shown = [stage for _, n in broken for stage in (stages[n] if stages else ())]
+        stage_links = [stage for _, n in broken for stage in (stages[n] if stages else ())]
         query = {"where": rule.where} if rule.where else {}
         over = {"worst": f"worst of {len(compared)} values", "last": "last value"}.get(
             rule.over, f"mean of the last {len(compared)} values"
         )
-        tasks = [f"#/tasks?{urlencode({'stage': stage, **query})}" for stage in shown[:LINKS]]
-        links = [s if s[:1] == "#" else link for s, link in zip(shown, tasks, strict=False)]
+        tasks = [f"#/tasks?{urlencode({'stage': stage, **query})}" for stage in stage_links[:LINKS]]
+        links = [s if s[:1] == "#" else link for s, link in zip(stage_links, tasks, strict=False)]
         yield {
             "id": rule.id,
             "title": rule.title,

@@ -379,8 +379,8 @@ class Branches:
         async def work(live: Any) -> StepResult:
             refuse = environment.refuse
             transition = await self._timed("a refusal", refuse, position.state, live, error)
-            given = (position.node, position.state, (), transition, position.contexts)
-            return make_step_result(*given, environment.syntax)
+            arguments = (position.node, position.state, (), transition, position.contexts)
+            return make_step_result(*arguments, environment.syntax)
 
         # The observation of the refusal is the node of this step.
         step = await self._run(position, work)
@@ -440,8 +440,18 @@ class Branches:
         max_tokens = None
         if isinstance(self.environment, AnswersRequests):
             stop, max_tokens = self.environment.request_limits(position.state)
-        given = (self.tree, position.node, actor, messages, seed, draw, offered, stop, self.task)
-        return Prompt(*given, max_tokens)
+        arguments = (
+            self.tree,
+            position.node,
+            actor,
+            messages,
+            seed,
+            draw,
+            offered,
+            stop,
+            self.task,
+        )
+        return Prompt(*arguments, max_tokens)
 
     async def respond(
         self, position: Position, seeds: Mapping[str, int], draw: int

@@ -109,8 +109,8 @@ class TreeGrower:
         if stopped := [rollout for rollout in rollouts if self.stops(rollout, position)]:
             rest = [rollout for rollout in rollouts if rollout not in stopped]
             # What fails later is no failure of the stopped ones.
-            played = await self._or_failures(self._play(position, rest), rest) if rest else []
-            return [*(replace(rollout, leaf=position.node) for rollout in stopped), *played]
+            results = await self._or_failures(self._play(position, rest), rest) if rest else []
+            return [*(replace(rollout, leaf=position.node) for rollout in stopped), *results]
         try:
             # One column per actor, with a response for each rollout.
             actors = enumerate(self.branches.next_actors(position))
@@ -415,9 +415,9 @@ class Search(ABC):
         self, planned: Sequence[Sequence[Rollout]]
     ) -> list[tuple[Sequence[Rollout], list[Credit]]]:
         """Play the rollouts of searches at the same time, and add their rewards in the order of the searches."""
-        played = [self.grower.play(rollouts[0].start, rollouts) for rollouts in planned]
+        plays = [self.grower.play(rollouts[0].start, rollouts) for rollouts in planned]
         results = list[tuple[Sequence[Rollout], list[Credit]]]()
-        for finished in await gather_all(played):
+        for finished in await gather_all(plays):
             # Branches finish in any order; results are stored in the order of the plan.
             results.append(await self._reward(sorted(finished, key=lambda r: r.number)))
             self.rollouts += results[-1][0]

@@ -260,8 +260,8 @@ def left_out_paths(
     before: Sequence[AgentPath], after: Sequence[AgentPath], reason: str
 ) -> list[LeftOut]:
     """Return the paths that a selection left out; its result may have changed the paths that it kept."""
-    kept = {path.key for path in after}
-    return [path.left_out(reason) for path in before if path.key not in kept]
+    keys = {path.key for path in after}
+    return [path.left_out(reason) for path in before if path.key not in keys]
 
 
 def step_credit(samples: "StepSamples", batch: StepBatch, settings: str) -> list[Credit]:
@@ -336,12 +336,12 @@ class StepSamples:
         """Return the rollouts without a path."""
         if self.failures is not None:
             return self.failures
-        ended = {(path.task, path.outcome.sample) for path in self.paths}
+        samples = {(path.task, path.outcome.sample) for path in self.paths}
         return [
             LeftOut(task, "", "samples_failed", number=number)
             for task in self.tasks
             for number in range(rollouts_per_task)
-            if (task, number) not in ended
+            if (task, number) not in samples
         ]
 
 
@@ -382,12 +382,14 @@ def with_teacher_prompts(
         tree = next(tree for tree in trees[path.task] if path.outcome.leaf in tree.turns)
         render = partial(renderers[path.agent].render, privileges=TEACHER)
         edit = show_secrets(store.task(path.task))
-        shown = recontext(
+        context_view = recontext(
             tree, path.outcome.leaf, path.agent, name=TEACHER, edit=edit, render=render
         )
         # A path of a tree may be a single turn, so later turns are not scored.
         turns = {target.turn for row in path.rows for target in row.targets}
-        kept = ((row, tuple(t for t in row.targets if t.turn in turns)) for row in rows(shown))
+        kept = (
+            (row, tuple(t for t in row.targets if t.turn in turns)) for row in rows(context_view)
+        )
         teacher_rows = (
             replace(row, ids=row.ids[: targets[-1].stop], targets=targets)
             for row, targets in kept

@@ -124,7 +124,7 @@ class TaskTree:
 
     def samples(self, group: Group, agent: str) -> Iterator[AgentPath]:
         """Yield an agent's turns in a group, each with its mean return over the members that take it."""
-        taken: dict[int, list[tuple[Rollout, str]]] = {}
+        by_turn: dict[int, list[tuple[Rollout, str]]] = {}
         for number, member in enumerate(group.members):
             if (member.leaf, agent) not in self.paths:
                 continue
@@ -137,8 +137,8 @@ class TaskTree:
                 joint = member.number if member.search == group.search else 0
                 number = draw_of(joint, names.index(agent), self.rollout.rollouts_per_task)
             turn = acting[names.index(agent)].id
-            taken.setdefault(number, []).append((member, turn))
-        for number, members in sorted(taken.items()):
+            by_turn.setdefault(number, []).append((member, turn))
+        for number, members in sorted(by_turn.items()):
             member, turn = members[0]
             path = self.paths[str(member.leaf), agent]
             row = turn_row(path.rows, turn)

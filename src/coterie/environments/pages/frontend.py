@@ -257,8 +257,8 @@ class PageUser(ModelUserSimulator):
         if self.renderer is None:
             html = task.secrets[REFERENCE].reveal(PERSON)
             goal = await asyncio.to_thread(outline, html, OUTLINE)
-            shown = await asyncio.to_thread(outline, page, OUTLINE) if page else "(no page)"
-            text = f"Your own page:\n{goal}\n\nThe designer's page:\n{shown}"
+            page_text = await asyncio.to_thread(outline, page, OUTLINE) if page else "(no page)"
+            text = f"Your own page:\n{goal}\n\nThe designer's page:\n{page_text}"
         else:
             pictures = [await self.renderer.reference(task, PERSON)]
             text = "There is one picture: your own page. The designer has shown no page."
