@@ -62,7 +62,7 @@ class External(ModelCalls):
     async def open(self, task: Task, seed: int, shared: Shared) -> AsyncIterator[RunningProgram]:
         """Take the oldest session of a task that is not answered yet."""
         visit = shared[Visits].waiting[task.id].popleft()
-        program = RunningProgram(visit.session, shared, self.settings.seconds, visit.ended)
+        program = RunningProgram(visit.session, shared, self.settings.seconds, visit.result)
         try:
             yield program
         finally:
@@ -76,7 +76,7 @@ class Visit:
     task: Task
     sample: int
     session: GatewaySession
-    ended: asyncio.Future[Any]
+    result: asyncio.Future[Any]
     """Result that the program sends; cancelled if the session fails before."""
     recorded: asyncio.Future[str | None]
     """Failure of the episode; ``None`` once it is in the record."""
@@ -133,8 +133,8 @@ class Visits:
         self._store.put_tasks([task])
         self._tasks[task.id] = task
         session = self._gateway.open_session(self._environment.actors)
-        ended, recorded = (asyncio.get_running_loop().create_future() for _ in range(2))
-        visit = Visit(task, self._counts[task.id], session, ended, recorded)
+        result, recorded = (asyncio.get_running_loop().create_future() for _ in range(2))
+        visit = Visit(task, self._counts[task.id], session, result, recorded)
         self._counts[task.id] += 1
         self._open[session.api_key] = visit
         self.waiting[task.id].append(visit)
@@ -166,7 +166,7 @@ class Visits:
             raise RequestError("the API key is not the key of this session", 401, "invalid_api_key")
         body = await _read(request, "reward", "rewards", "result")
         visit = self._open.get(id_)
-        if visit is not None and visit.ended.done():
+        if visit is not None and visit.result.done():
             await asyncio.shield(visit.recorded)
         if id_ in self._ended:
             raise RequestError(f"the session has ended: {self._ended[id_]}", 409)
@@ -180,7 +180,7 @@ class Visits:
             read_reward(result, self._environment.settings, self._environment.actors)
         except UserError as error:
             raise RequestError(f"{error.what}; {error.todo}") from error
-        visit.ended.set_result(result)
+        visit.result.set_result(result)
         # The program may hang up without waiting.
         if (failure := await asyncio.shield(visit.recorded)) is not None:
             raise RequestError(f"the episode failed: {failure}", 422)

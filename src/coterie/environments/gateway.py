@@ -214,11 +214,11 @@ class Gateway:
         body = read_request(protocol, await read_body(request))
         pending = session.add(body, request.headers.get(RETRY, "0") != "0")
         # After the whole body, the next message is the end of the connection.
-        gone = asyncio.ensure_future(request.receive())
+        disconnect = asyncio.ensure_future(request.receive())
         try:
-            await asyncio.wait((pending.answered, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((pending.answered, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnect.cancel()
         if not pending.answered.done():
             session.hang_up(pending)
             return HUNG_UP

@@ -296,11 +296,11 @@ class SweetRL(Recipe):
                 group_scores = {turn.id: scores[turn.id] for turn in group}
                 pairs = ranked_pairs(group_scores, s.pairs, seed)
                 selections += [Selection(best, AGENT, rejected=worse) for best, worse in pairs]
-                drawn = {node for pair in pairs for node in pair}
+                pair_nodes = {node for pair in pairs for node in pair}
                 left_out += [
                     LeftOut(tree.task, node, "not_drawn", AGENT, score)
                     for node, score in group_scores.items()
-                    if node not in drawn
+                    if node not in pair_nodes
                 ]
             turns += len(groups)
         run.select(SECOND, selections, left_out)

@@ -230,12 +230,12 @@ def _schema() -> tuple[set[tuple[str, str]], dict[str, list[str]]]:
     """Return names and statements of all tables and indices, and the columns of each table."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(TABLES + SEAL)
-        made = set(db.execute(NAMES))
+        existing = set(db.execute(NAMES))
         columns = {
             table: [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
             for table in (*OF_FILE, *SCOPES)
         }
-    return made, columns
+    return existing, columns
 
 
 def whole(table: str, alias: str = "") -> str:
@@ -375,8 +375,8 @@ def prepare(db: sqlite3.Connection, path: Path, *, read_only: bool, check: bool 
     )  # from SQLite 3.41 on built in
     if is_sealed and check:
         for table in OF_FILE:
-            if (found := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
-                raise BrokenRecord(found[0])
+            if (verdict := db.execute(f"PRAGMA integrity_check({table})").fetchone()) != ("ok",):
+                raise BrokenRecord(verdict[0])
         check_seals(db, OF_FILE)
     if not read_only:
         if not is_sealed:

@@ -74,7 +74,7 @@ class JointReader:
         }
         ids = [*self._head(opening, views, agent)]
         targets, of_turns, text = list[Target](), [0.0], ""
-        seen = {shown for view in views.values() for shown in view}
+        seen = {piece for view in views.values() for piece in view}
         # The prompts of the beginning show its observations.
         for turn in path[len(opening.turns) :]:
             name = turn.speaker.name
@@ -82,9 +82,9 @@ class JointReader:
                 # The row has the turns of a prompt already, and needs its other messages.
                 messages = tree.messages(tree.requests[turn.prompt])
                 texts = [_text(message, tree, readers) for message in messages if not message.turn]
-                new = dict.fromkeys(shown for shown in texts if shown not in seen)
+                new = dict.fromkeys(piece for piece in texts if piece not in seen)
                 seen.update(new)
-                text += "".join(f"\n\n{name} sees: {shown}" for shown in new)
+                text += "".join(f"\n\n{name} sees: {piece}" for piece in new)
                 ids += self.renderer.encode_content(text + NEXT_TURN)
                 of_turns += [0.0] if targets else []
                 targets.append(Target(len(ids), len(ids) + 1, CRITIC, turn.id))

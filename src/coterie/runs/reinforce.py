@@ -416,8 +416,8 @@ class ReinforcementLoop:
             scores: dict[str, list[float]] = {}
             stage = step_stage(REINFORCE, earlier)
             for tree in self.run.store.outlines(self.iteration, stage):
-                ended = [o for o in tree.outcomes.values() if o.ending != STOPPED]
-                of_tree = [outcome.score or 0.0 for outcome in ended]
+                results = [o for o in tree.outcomes.values() if o.ending != STOPPED]
+                of_tree = [outcome.score or 0.0 for outcome in results]
                 scores.setdefault(tree.task, []).extend(of_tree)
             self._rates |= {task: fmean(values) for task, values in scores.items() if values}
         self._rated_steps = step
@@ -472,8 +472,8 @@ class ReinforcementLoop:
             store.finish(ItemKey(self.iteration, mark, search.tree.task))
             self._progress.advance(1, sampled_tokens=tokens())
 
-        grown = {task for task, _ in store.finished_keys(self.iteration, mark)}
-        left = [task for task in tasks if task.id not in grown]
+        finished_tasks = {task for task, _ in store.finished_keys(self.iteration, mark)}
+        left = [task for task in tasks if task.id not in finished_tasks]
         title = f"{stage} {self.iteration}"
         self._progress.start(len(left), title)
         with engine_errors(title, self._progress):

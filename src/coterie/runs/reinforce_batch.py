@@ -387,12 +387,12 @@ def with_teacher_prompts(
         )
         # A path of a tree may be a single turn, so later turns are not scored.
         turns = {target.turn for row in path.rows for target in row.targets}
-        kept = (
+        trained_rows = (
             (row, tuple(t for t in row.targets if t.turn in turns)) for row in rows(context_view)
         )
         teacher_rows = (
             replace(row, ids=row.ids[: targets[-1].stop], targets=targets)
-            for row, targets in kept
+            for row, targets in trained_rows
             if targets
         )
         result.append(replace(path, teacher_rows=tuple(teacher_rows)))
@@ -483,8 +483,8 @@ def role_metrics(
     """Return the means of the terms of the reward, and, of several roles, what each did under ``ROLE/``."""
     metrics: dict[str, float | int] = {}
     for policy in policies:
-        played = samples.paths if samples.measured is None else samples.measured
-        paths = [path for path in played if path.agent in policy.agents]
+        sampled_paths = samples.paths if samples.measured is None else samples.measured
+        paths = [path for path in sampled_paths if path.agent in policy.agents]
         trained = [path for path in batch.paths if path.agent in policy.agents]
         rewards = [total for path in paths if (total := path.sampled.total) is not None]
         metrics[f"{policy.role}{REWARDED}"] = sum(map(bool, rewards))

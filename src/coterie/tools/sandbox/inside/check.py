@@ -39,7 +39,7 @@ def replay(test: str, function: str, known_results: str, space: dict[str, Any]) 
     return [calls, "" if calls else _run(ast.parse(test), function, results, space)[1]]
 
 
-def undefined_names(source: str, given: Collection[str]) -> list[str]:
+def undefined_names(source: str, known_names: Collection[str]) -> list[str]:
     """Return the names that a source reads, and that neither it nor ``given`` defines, in any scope.
 
     It runs nothing, so that the result does not depend on values. A source that can define names while it runs has
@@ -56,7 +56,9 @@ def undefined_names(source: str, given: Collection[str]) -> list[str]:
     }  # fmt: skip
     if "import *" in source or read & {"exec", "globals"}:
         return []
-    return sorted(name for name in read.difference(defined, given) if not name.startswith("__"))
+    return sorted(
+        name for name in read.difference(defined, known_names) if not name.startswith("__")
+    )
 
 
 class _Lenient(ast.NodeTransformer):
