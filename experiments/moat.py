@@ -30,7 +30,7 @@ from coterie.recipes.trainings import TrainingJob
 from coterie.record.tree import Metrics
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.script_player import ScriptedSampler
 from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import play
 from experiments.claims import (

@@ -34,7 +34,7 @@ from coterie.recipes.sweet_rl import SweetRL
 from coterie.record.tree import Task
 from coterie.rollout.episodes import Episode
 from coterie.rollout.samplers import Sampler
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.script_player import ScriptedSampler
 from coterie.runs.run import Run
 from coterie.runs.work_items import play
 from experiments.claims import Claim

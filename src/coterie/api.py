@@ -40,7 +40,7 @@ from coterie.record.tree import Outcome, Task, Tree
 from coterie.record.turn import Message, Turn, digest
 from coterie.rollout.episodes import Episode, EpisodeResult
 from coterie.rollout.samplers import Sampler, TokenSampler
-from coterie.rollout.scripted import Script, ScriptedSampler
+from coterie.rollout.script_player import Script, ScriptedSampler
 from coterie.runs.benchmark import benchmark_settings
 from coterie.runs.work_items import open_actors
 from coterie.tools.sandbox.pool import Sandbox

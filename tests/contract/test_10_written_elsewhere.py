@@ -12,7 +12,7 @@ from coterie.record.store import Store
 from coterie.record.tree import Ending, ItemKey, Outcome, Tree
 from coterie.record.turn import Message, Turn
 from coterie.rollout.samplers import AgentContext, Prompt
-from coterie.rollout.scripted import recorded_response
+from coterie.rollout.script_player import recorded_response
 from tests.helpers.read_exports import read_export
 from tests.helpers.recorded_dialogues import AGENTS, opening_messages
 

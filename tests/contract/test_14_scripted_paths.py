@@ -23,7 +23,7 @@ from coterie.record.tree import Ending, Task, Tree
 from coterie.record.turn import Message, Part, Turn
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
 from coterie.rollout.samplers import AgentContext, Prompt, Response, Sampler, TokenSampler
-from coterie.rollout.scripted import EXPERT, Script, ScriptedSampler
+from coterie.rollout.script_player import EXPERT, Script, ScriptedSampler
 from coterie.tools.calls import Tags
 from coterie.tools.registry import ToolsSettings, open_toolbox
 from coterie.tools.retrieval import build_index

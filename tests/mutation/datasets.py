@@ -24,5 +24,5 @@ FAULTS = [
     Fault(f"{D}question_files:system_of", returns(""), [QUESTIONS]),
     Fault(f"{D}files:SLACK", becomes(10.0), [SHARES]),
     Fault(f"{D}files:divided", given(share=lambda share: share / 2), [SHARES]),
-    Fault(f"{D}recorded:FINAL_REWARD", becomes("reward"), [RECORDED]),
+    Fault(f"{D}run_record:FINAL_REWARD", becomes("reward"), [RECORDED]),
 ]

@@ -23,7 +23,7 @@ from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
 from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Episode
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.script_player import ScriptedSampler
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
 from coterie.runs.run import open_run

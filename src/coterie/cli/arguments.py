@@ -35,7 +35,7 @@ class Arguments:
     """The file's data set and environment, as overrides."""
 
     def resolve(self, stored: Mapping[str, Any] | None = None) -> RecipeSettings:
-        """Return the settings. Overrides replace those of the file, which replace the stored ones of a run folder."""
+        """Return the settings. Overrides replace settings of the file, and these the stored ones of a run folder."""
         if self.file is None:
             return settings(self.recipe, self.overrides, stored)
         # The data set and the environment are chosen first, because they determine which keys exist.

@@ -267,7 +267,7 @@ def tokenizers_of(model: str) -> Iterator[Path]:
 
 
 def dumps(value: object) -> str:
-    """Return JSON in ASCII, which may stand in a page: without ``<``, and with ``null`` for infinite numbers."""
+    """Return JSON in ASCII, which is safe in a page: without ``<``, and with ``null`` for infinite numbers."""
     try:
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     except ValueError:

@@ -44,8 +44,8 @@ DATASETS = Kind(
         "mind2web": "coterie.datasets.plan_files:Mind2Web",
         "conversations": "coterie.datasets.conversations:Conversations",
         "preferences": "coterie.datasets.conversations:Preferences",
-        "recorded": "coterie.datasets.recorded:RecordedEpisodes",
-        "recorded_pairs": "coterie.datasets.recorded:RecordedPairs",
+        "recorded": "coterie.datasets.run_record:RecordedEpisodes",
+        "recorded_pairs": "coterie.datasets.run_record:RecordedPairs",
         **dict.fromkeys(
             PREFERENCE_SETS, "coterie.datasets.published_preferences:PublishedPreferences"
         ),

@@ -256,7 +256,7 @@ def has_options(row: Raw, column: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PromptParts:
-    """What a row asks a model."""
+    """The question of a row."""
 
     text: str
     """The question with its contexts, input and options; of a prompt in messages, the user's text."""

@@ -60,7 +60,7 @@ from coterie.tools.calls import NativeCalls
 logger = logging.getLogger(__name__)
 AGENTS = Kind("agent", {})
 GRACE = 2.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to end before it is killed."""
 OUTPUT = 8 * 2**20
 """Maximum size of a result, and of the kept output of a process."""
 SHOWN = 1500
@@ -526,7 +526,7 @@ class _Process:
         self._command, self._folder = command, folder
         file = folder / "coterie-task.json"
         file.write_text(json.dumps(task, ensure_ascii=False, default=str), encoding="utf-8")
-        # `python` is the one that runs coterie, also where its environment is not activated.
+        # `python` is coterie's interpreter, also where its environment is not activated.
         path = os.pathsep.join(
             (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
         )

@@ -5,7 +5,7 @@ its calls, which the gateway chose, or else by its text, so that the prompt has 
 that matches nothing was edited or written elsewhere, and is context that is never trained.
 
 A request continues the recorded request of its role with which it shares most messages. Parallel conversations of a
-role are thereby apart, and a rewritten history is a branch of its conversation.
+role are apart, and a rewritten history is a branch of its conversation.
 """
 
 import json
@@ -80,7 +80,7 @@ def read_history(
         if message.turn is not None
     }
     turn_of_text = {t.text: t for t in turns if t.sample is not None and t.speaker.name != actor}
-    # What follows the last reply is new. Before it, or without one, it is the program's setting of the scene.
+    # Messages after the last reply are new. Before it, or without one, it is the program's setting of the scene.
     last_reply = max((n for n, unit in enumerate(units) if unit[0].role == "assistant"), default=-1)
     continues = any(m.role == "assistant" and m.turn for m in messages) or bool(replies)
     observations: list[Observation] = []

@@ -45,7 +45,7 @@ PROGRAMS = {"use": ["code"], "calls": "inline", "rounds": 11, "max_characters": 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What is known of a built-in environment before its module is imported."""
+    """Facts about a built-in environment, without an import of its module."""
 
     path: str
     """Module in this package and class."""

@@ -237,7 +237,7 @@ _GEMMA_WORD = re.compile(
 
 
 def _gemma_body(syntax: CallSyntax, text: str, head: re.Match[str], _: Sequence[Tool]) -> Body:
-    """Read what is JSON except for keys and strings."""
+    """Read a text that is JSON except for keys and strings."""
     inside = _GEMMA_BODY.match(text, head.end())
     assert inside is not None
     if not text.startswith(syntax.closing, inside.end()):

@@ -313,7 +313,7 @@ class DPOOnFile(FileTraining):
         from coterie.training.losses import DPO
 
         s = self.settings.objective
-        # The implicit rewards of KTO are those of DPO.
+        # KTO and DPO have the same implicit rewards.
         is_kto, as_dpo = s.kind == "kto", s.model_copy(update={"kind": "dpo"})
         pairs, objective = self.heldout_items, DPO(as_dpo if is_kto else s)
         rows = [row for pair in pairs for row in self.rows_of(pair)]

@@ -58,7 +58,7 @@ from coterie.recipes.trainings import TrainingJob
 from coterie.record.rows import Row
 from coterie.record.tree import LeftOut, Metrics, Selection, Task, Tree
 from coterie.rollout.episodes import Driver, Episode
-from coterie.rollout.scripted import ScriptedSampler
+from coterie.rollout.script_player import ScriptedSampler
 from coterie.runs.loop import REINFORCE, Role, Stage, stage
 from coterie.runs.reinforce_settings import CRITIC
 from coterie.runs.run import Run

@@ -34,7 +34,7 @@ from coterie.errors import UserError
 from coterie.progress import Progress
 from coterie.record.tree import ANSWERED, Task
 from coterie.record.turn import Message, Part, Role, Speaker, Tool, Turn
-from coterie.rollout.scripted import stopped_at
+from coterie.rollout.script_player import stopped_at
 from coterie.tools.calls import Tags
 
 QUESTION = "Question:"

@@ -72,7 +72,7 @@ from coterie.rewards.critics import (
 )
 from coterie.rewards.dialogue_reward import quotes
 from coterie.rollout.samplers import AgentContext, Prompt, TokenSampler
-from coterie.rollout.scripted import WrittenTurn, write_path
+from coterie.rollout.script_player import WrittenTurn, write_path
 from coterie.rollout.tree_search import Value
 from coterie.runs.loop import Role, Stage, stage
 from coterie.runs.run import Run, StageKey

@@ -76,7 +76,7 @@ class ReinforceRecipeSettings(ReinforceSettings, RecipeSettings):
 
 
 class PolicySettings(Settings):
-    """Which model plays which agent, and which of them are trained."""
+    """The model of each agent, and the models that are trained."""
 
     weights: Literal["one", "each"] = key(
         "one",

@@ -37,7 +37,7 @@ from coterie.record.tree import ANSWERED, TURNS, ItemKey, Metrics, Outcome, Task
 from coterie.record.turn import Part, Speaker, Turn, make_turn
 from coterie.rollout.episodes import dialogue_tokens
 from coterie.rollout.samplers import MIN_ROOM, AgentContext, Prompt
-from coterie.rollout.scripted import recorded_response
+from coterie.rollout.script_player import recorded_response
 from coterie.runs.run import Run
 from coterie.runs.work_items import ItemResult, do_items, summary
 from coterie.tools.sandbox.pool import Sandbox

@@ -1,7 +1,7 @@
 """Read-only queries of a store for the viewer: rollouts of a stage or task, trees, and facts of nodes.
 
 Columns are read by SQL without building trees. A digest is checked for what an answer shows; a damaged row is named in
-the answer, and the rest of the answer is not affected. Answers are JSON-able, with ``None`` for what was not recorded.
+the answer, and the rest of the answer is not affected. Answers are JSON-able, with ``None`` for missing values.
 """
 
 import functools

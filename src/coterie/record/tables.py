@@ -296,7 +296,7 @@ def make_seals(db: sqlite3.Connection) -> None:
 def check_seals(db: sqlite3.Connection, names: Sequence[str], *values: object) -> None:
     """Raise :class:`BrokenRecord` unless the rows of tables, all or those of a scope, are the sealed rows.
 
-    ``values`` are those of the columns in :data:`SCOPES`, such as the key of a tree.
+    ``values`` are the values of the columns in :data:`SCOPES`, such as the key of a tree.
     """
     for table in names:
         scope, rows, where = " ".join(map(str, (table, *values))), f"main.{table}", ""

@@ -281,7 +281,7 @@ def health(store: Store, folder: Path) -> list[Check]:
             query = urlencode({"iteration": iteration, "stage": stage})
             rows = [[f"#/row/{quote(role)}/{s['step']}/0?{query}"] for s in steps if stage]
             result += checks(steps, role, rows)
-    # Stages of rollouts outside of steps, as if they were steps of which the worst counts.
+    # Stages of rollouts outside of steps, as if they were steps; the worst counts.
     counts = [c for c in store.stage_counts() if not c["stage"].startswith(f"{REINFORCE}/")]
     places = [[f"{c['iteration']}/{c['stage']}"] for c in counts]
     rules = [replace(r, id=f"stage/{r.id}", over="worst") for r in RULES if r.id in STAGES]

@@ -192,7 +192,7 @@ class GroupSearch(Search):
         for position in positions[index:]:
             # A path that the model's context cut off has not ended by its environment.
             is_open = position.state.end is None and position.node != member.leaf
-            # A stopped rollout is continued from its end, whoever acts there.
+            # A stopped rollout is continued from its end, for any next actor.
             if member.reward is None or (is_open and self._is_trained(position)):
                 return position
         return None

@@ -3,7 +3,7 @@
 Version 0 of a role is its initial model. Version ``i`` is the result of the training in iteration ``i - 1``: full
 weights or a LoRA adapter of the initial model. In this process an adapter is merged into float32 weights, and stays
 separate beside bfloat16 weights, because merging would round small updates away. Servers serve it as an adapter.
-Roles of one model have its weights in memory once, as long as nobody changes them: each has its own modules.
+Roles of one model have its weights in memory once, until a training changes them: each has its own modules.
 """
 
 import gc

@@ -236,7 +236,7 @@ class Run:
     def select(
         self, iteration: int, selections: Sequence[Selection], left_out: Sequence[LeftOut] = ()
     ) -> None:
-        """Store the selections of an iteration, and what was not selected."""
+        """Store the selections of an iteration, and the samples that were not selected."""
         key = ItemKey(iteration, "select", "")
         if not self.store.finished(key):
             self.store.finish(key, selections=selections, left_out=left_out)

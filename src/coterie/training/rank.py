@@ -1,4 +1,4 @@
-"""Process of a rank: it connects to the driver and does what it asks for, together with the other ranks."""
+"""Process of a rank: it connects to the driver and follows its requests, together with the other ranks."""
 
 import os
 import socket

@@ -341,7 +341,7 @@ def unpair_with_reference(
 ) -> list[LabeledTrajectory]:
     """Return the sides of pairs (:func:`unpair`) with ``reference``; options as for :func:`with_reference`."""
     sides = unpair(pairs, max_row_length(model, settings))
-    # Log-probs of a side and of its mismatched completion are computed and stored as those of a pair.
+    # Log-probs of a side and of its mismatched completion are computed and stored like a side of a pair.
     scored = [Pair(side.rows, side.mismatched or side.rows) for side in sides]
     scored = with_reference(model, scored, settings, folder, **options)
     return [replace(side, reference=p.reference) for side, p in zip(sides, scored, strict=True)]

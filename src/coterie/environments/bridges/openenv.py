@@ -113,7 +113,7 @@ class ServerState(BaseModel):
 
 
 class FieldError(BaseModel):
-    """What is wrong with a field of an action."""
+    """A fault of a field of an action."""
 
     loc: list[str | int]
     msg: str
@@ -241,7 +241,7 @@ class Rewards:
 
 
 class OpenEnv(Acting):
-    """The environment of one server, which is asked for its schema when this object is made."""
+    """The environment of one server, which is queried for its schema when this object is made."""
 
     name = "openenv"
     metric = "reward"
