@@ -121,16 +121,24 @@ def longer(id_: str, claim: str, ours: Results, theirs: Results) -> Claim:
 
 
 def brief(
-    id_: str, claim: str, ours: Results, theirs: Results, *, share: float, loss: float
+    id_: str,
+    claim: str,
+    ours: Results,
+    theirs: Results,
+    *,
+    share: float,
+    loss: float,
+    unit: str = "tokens",
 ) -> Claim:
     """Claim that ``ours`` has less than ``share`` of the tokens and scores lower by less than ``loss``.
 
-    The p-values are the larger ones of both tests, the effect is the change in tokens.
+    The p-values are the larger ones of both tests, the effect is the change in tokens. ``unit`` says what else the
+    results count in place of tokens.
     """
     scaled = scale(theirs, lambda result: HeldOutResult(result.score, round(result.tokens * share)))
     tokens, _ = compare(scaled, ours, _tokens)
     score, tried = compare(ours, theirs, _score, -loss)
-    tried = f"{tried} (score); effect is the change in tokens"
+    tried = f"{tried} (score); effect is the change in {unit}"
     change = token_ratio(ours, theirs) - 1
     return verdict(id_, claim, tokens, score, seeds=len(ours), tried=tried, effect=change)
 

@@ -66,7 +66,7 @@ from experiments.results import (
 
 NAMES = (
     *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree"),
-    *("dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "multi_agent"),
+    *("dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "gap-rounds", "multi_agent"),
 )
 SPARE_SEED = 1_000
 """Seed of gates and decodes. No claim has it."""

@@ -36,6 +36,7 @@ def group(*rewards: float | None, name: str = "task", actor: str = "") -> list[S
         ("mean", [0, -1, -1, 2]),
         ("mean_std", [0, -1 / DEVIATION, -1 / DEVIATION, 2 / DEVIATION]),
         ("leave_one_out", [1 - 1, 0 - 4 / 3, 0 - 4 / 3, 3 - 1 / 3]),
+        ("best", [0, 0, 0, 1]),
     ],
 )
 def test_each_baseline_gives_what_a_calculator_gives(baseline, values):

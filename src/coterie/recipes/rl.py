@@ -345,10 +345,11 @@ def group_batch(
 
     ``path``: A_i = R_i - baseline over the paths i of the same task and agent, for all turns (GRPO). ``baseline=mean``:
     the group's mean reward. ``mean_std``: also divide by its standard deviation. ``leave_one_out``: the mean of the
-    other paths. ``turn``: A_ik = G_ik - baseline over the returns to go G of the k-th turns, 0 for ended paths.
-    ``state``: A_i + w (G_ik - baseline over the turns after an equal observation) (GiGPO). ``role``: A_i = R_i - a
-    running mean of the agent's rewards, which begins with ``means`` (RAE). ``sibling``: as ``path``, where each path is
-    one turn of a tree, and its reward the return of that turn.
+    other paths. ``best``: A_i = 1 for the highest reward, else 0 (expert iteration). ``turn``: A_ik = G_ik - baseline
+    over the returns to go G of the k-th turns, 0 for ended paths. ``state``: A_i + w (G_ik - baseline over the turns
+    after an equal observation) (GiGPO). ``role``: A_i = R_i - a running mean of the agent's rewards, which begins with
+    ``means`` (RAE). ``sibling``: as ``path``, where each path is one turn of a tree, and its reward the return of that
+    turn.
     """
     assert settings.baseline != "values", "values need a critic"
     s, immediate = settings, settings.returns == "immediate"

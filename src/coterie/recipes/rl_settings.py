@@ -27,6 +27,7 @@ RULES = {
     "mean": "{return} - mean of the group",
     "mean_std": "({return} - mean of the group) / standard deviation of the group",
     "leave_one_out": "{return} - mean of the others of the group",
+    "best": "1 for the highest {return} of the group, 0 for the others",
     "values": "estimated for each token by the critic",
 }
 """Advantages by ``advantage.baseline``."""

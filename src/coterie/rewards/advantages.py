@@ -13,10 +13,11 @@ from typing import Literal
 from coterie.errors import UserError
 from coterie.record.rows import UNPREDICTED, Row
 
-Baseline = Literal["mean", "mean_std", "leave_one_out"]
+Baseline = Literal["mean", "mean_std", "leave_one_out", "best"]
 """``mean``: R - mean (Dr. GRPO, arXiv 2503.20783). ``mean_std``: that divided by the group's unbiased standard
 deviation (GRPO, arXiv 2402.03300), which is at least :data:`STD_FLOOR`. ``leave_one_out``: R - mean of the others
-(RLOO, arXiv 2402.14740)."""
+(RLOO, arXiv 2402.14740). ``best``: 1 for the highest rewards and 0 for the others, which imitates the best paths (RAFT,
+arXiv 2304.06767)."""
 
 STD_FLOOR = 1e-3
 """Minimum standard deviation to divide by, so that nearly equal rewards are not amplified."""
@@ -167,6 +168,8 @@ def _relative_to_group(rewards: Sequence[float], baseline: Baseline) -> list[flo
         return [0.0] * len(rewards)
     if baseline == "mean_std":
         return _standardize(rewards, STD_FLOOR)
+    if baseline == "best":
+        return [float(reward == max(rewards)) for reward in rewards]
     mean = math.fsum(rewards) / len(rewards)
     # R - mean of the others = n / (n - 1) * (R - mean of all n).
     scale = len(rewards) / (len(rewards) - 1) if baseline == "leave_one_out" else 1.0

@@ -152,7 +152,8 @@ class AdvantageSettings(Settings):
     baseline: Baseline | Literal["values"] = key(
         "mean",
         "`mean`: reward minus the mean of the group. `mean_std`: also divided by the group's standard deviation. "
-        "`leave_one_out`: minus the mean of the other paths. `values`: GAE with a critic (PPO).",
+        "`leave_one_out`: minus the mean of the other paths. `best`: 1 for the highest reward of the group and 0 for "
+        "the others (expert iteration). `values`: GAE with a critic (PPO).",
     )
     group: AdvantageGroup = key(
         "path",

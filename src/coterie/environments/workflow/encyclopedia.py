@@ -449,10 +449,13 @@ class EncyclopediaQuestions(Workflow):
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]:
+        questions = generate(split, seed, self.encyclopedia)
+        return self.as_tasks(questions.draw(split, count, previous_counts))
+
+    def as_tasks(self, questions: Iterable[tuple[int, Question]]) -> list[Task]:
+        """Return the tasks of questions, and note the questions for :meth:`trace` and :meth:`grounded`."""
         tasks = []
-        for _, question in generate(split, seed, self.encyclopedia).draw(
-            split, count, previous_counts
-        ):
+        for _, question in questions:
             name = f"encyclopedia-{question.question_id}"
             public = {"question": question.text, "type": question.kind}
             tasks.append(Task(name, public, grader_secret("answer", question.answer, TEACHER)))
@@ -468,8 +471,12 @@ class EncyclopediaQuestions(Workflow):
 
     def trace(self, task: Task) -> Trace:
         """Return the expert's trace of a task that :meth:`tasks` has returned."""
-        return expert_trace(self._questions[task.id])
+        return expert_trace(self.question(task))
+
+    def question(self, task: Task) -> Question:
+        """Return the question of a task that :meth:`tasks` has returned, with its facts."""
+        return self._questions[task.id]
 
     def grounded(self, task: Task, results: Sequence[str]) -> bool:
         """Return True if the results of searches have the entries of all facts of a task."""
-        return has_passages(results, [fact.subject for fact in self._questions[task.id].facts])
+        return has_passages(results, [fact.subject for fact in self.question(task).facts])
