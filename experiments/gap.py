@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from coterie.environments.with_tools import WithTools
 from coterie.environments.workflow.encyclopedia import EncyclopediaQuestions
 from coterie.errors import UserError
 from coterie.progress import Progress
@@ -106,12 +107,18 @@ class ListedValues(Gap):
 
     def __init__(self, settings: GapSettings) -> None:
         super().__init__(settings)
-        world = self.environment
-        assert isinstance(world, EncyclopediaQuestions), "the claims are tested in its world"
+        world = encyclopedia_of(self)
         often_silent = world.trace
         world.trace = lambda task: replace(  # type: ignore[method-assign]
             often_silent(task), conclusion=world.question(task).conclusion
         )
+
+
+def encyclopedia_of(recipe: Gap) -> EncyclopediaQuestions:
+    """Return the world of a recipe, which its tools wrap."""
+    tools = recipe.environment
+    assert isinstance(tools, WithTools) and isinstance(tools.environment, EncyclopediaQuestions)
+    return tools.environment
 
 
 class RejectionFineTuning(Gap):

@@ -16,16 +16,13 @@ Gate, on the spare seed and before any reinforcement: among the right paths of e
 of the questions with several right paths.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import fmean
-from typing import Any
 from zlib import crc32
 
-from coterie.environments.workflow.encyclopedia import EncyclopediaQuestions, generate
 from coterie.environments.workflow.plan_graph import Trace, TraceForm
 from coterie.recipes.gap import Gap
+from coterie.recipes.gap_settings import GapSettings
 from coterie.record.tree import Task
 from coterie.rollout.episodes import Episode
 from coterie.runs.evaluation import held_out_draws
@@ -33,9 +30,9 @@ from coterie.runs.loop import EVALUATION
 from coterie.runs.run import Run
 from experiments.claims import Claim, HeldOutResult, brief, common_tasks
 from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
+from experiments.gap import encyclopedia_of
 from experiments.results import Measurements
 
-WORLD = f"{Path(__file__)}:Comparisons"
 START, DAPO, EXPERT = "SFT", "DAPO", "expert iteration"
 REINFORCED = ("method=rl", "reward.measures={rounds: -0.05}")
 METHODS = {DAPO: REINFORCED, EXPERT: (*REINFORCED, "loss.kl_coef=0", "advantage.baseline=best")}
@@ -44,7 +41,7 @@ LOST = 0.02
 """An exact match that is lower by less is not lower."""
 PATHS, MIN_DIFFER = 8, 0.5
 QUICK = Quick((DAPO, EXPERT), ("steps.count=6", "evaluate.tasks=200"))
-DEFAULTS = ("evaluate.tasks=700", "tools.calls=inline")
+DEFAULTS = ("environment.kinds=[compare]", "evaluate.tasks=700")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +52,27 @@ class OneByOne(Trace):
         return super(OneByOne, self).messages("sequential")
 
 
-class Comparisons(EncyclopediaQuestions):
-    """Questions that compare entities. The expert searches one by one in half of them, and at once in the others."""
+class MixedTraces(Gap):
+    """Fine-tune on traces that search one by one for half of the questions, and at once for the others."""
 
-    name = "comparisons"
+    def __init__(self, settings: GapSettings) -> None:
+        super().__init__(settings)
+        world = encyclopedia_of(self)
+        at_once = world.trace
 
-    def tasks(
-        self, split: Any, count: int, seed: int, previous_counts: Sequence[int] = ()
-    ) -> list[Task]:
-        questions = generate(split, seed, self.encyclopedia, ("compare",))
-        return self.as_tasks(questions.draw(split, count, previous_counts))
+        def trace(task: Task) -> Trace:
+            parallel = at_once(task)
+            if crc32(task.id.encode()) % 2:
+                return parallel
+            return OneByOne(parallel.plan, parallel.levels, parallel.answer, parallel.conclusion)
 
-    def trace(self, task: Task) -> Trace:
-        trace = super().trace(task)
-        if crc32(task.id.encode()) % 2:
-            return trace
-        return OneByOne(trace.plan, trace.levels, trace.answer, trace.conclusion)
+        world.trace = trace  # type: ignore[method-assign]
 
 
-def make(x: Experiment, seed: int, *words: str) -> Gap:
+def make(x: Experiment, seed: int, *words: str) -> MixedTraces:
     """Return the recipe of a method."""
-    recipe: Gap = make_recipe("gap/tiny", [*x.overrides, f"seed={seed}", *words], WORLD)
-    return recipe
+    gap: Gap = make_recipe("gap/tiny", [*x.overrides, f"seed={seed}", *words])
+    return MixedTraces(gap.settings)
 
 
 def run(x: Experiment) -> None:

@@ -425,10 +425,13 @@ class EncyclopediaSettings(WorkflowSettings):
     """Settings of the micro-world."""
 
     world: int = key(0, "Seed of the encyclopedia.", ge=0, le=MOST_SEED)
+    kinds: tuple[QuestionKind, ...] = key(
+        ("compare", "chain"), "Kinds of questions, in turn.", min_length=1
+    )
 
 
 class EncyclopediaQuestions(Workflow):
-    """Questions about invented entries: half compare entities, half are chains."""
+    """Questions about invented entries: by default half compare entities, and half are chains."""
 
     kind = "mhqa"
     settings_type = EncyclopediaSettings
@@ -438,7 +441,7 @@ class EncyclopediaQuestions(Workflow):
     def __init__(self, settings: EncyclopediaSettings | None = None) -> None:
         settings_or_default = settings or EncyclopediaSettings()
         self._configure(settings_or_default, "encyclopedia")
-        self.world = settings_or_default.world
+        self.world, self.kinds = settings_or_default.world, settings_or_default.kinds
         self._questions: dict[str, Question] = {}
         """Questions by task id, which :meth:`tasks` notes for :meth:`trace` and :meth:`grounded`."""
 
@@ -449,13 +452,10 @@ class EncyclopediaQuestions(Workflow):
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
     ) -> list[Task]:
-        questions = generate(split, seed, self.encyclopedia)
-        return self.as_tasks(questions.draw(split, count, previous_counts))
-
-    def as_tasks(self, questions: Iterable[tuple[int, Question]]) -> list[Task]:
-        """Return the tasks of questions, and note the questions for :meth:`trace` and :meth:`grounded`."""
         tasks = []
-        for _, question in questions:
+        for _, question in generate(split, seed, self.encyclopedia, self.kinds).draw(
+            split, count, previous_counts
+        ):
             name = f"encyclopedia-{question.question_id}"
             public = {"question": question.text, "type": question.kind}
             tasks.append(Task(name, public, grader_secret("answer", question.answer, TEACHER)))
