@@ -29,7 +29,8 @@ class Rule:
         return f"{command.text} ".startswith(f"{self.begins} ") and self.has in command.text
 
 
-FILE = "rows=8 evaluate.tasks=2 evaluate.rows=2 evaluate.max_tokens=4 engine.device=cpu model=tiny-exchange"
+ROWS = "rows=8 evaluate.tasks=2 evaluate.rows=2 evaluate.max_tokens=4 engine.device=cpu"
+FILE = f"{ROWS} model=tiny-exchange"
 EVALUATED = "evaluate.tasks=2 engine.device=cpu"
 SAMPLED = f"rollout.tasks=2 rollout.rollouts_per_task=2 rollout.max_tokens=96 {EVALUATED}"
 TRAINED = "train.epochs=1 select.threshold=-100 select.top_share=1"
@@ -89,8 +90,8 @@ RECORD = {"runs/recorded": "runs/agent"}
 STEP = {"runs/rl@50": "runs/rl@1"}
 
 RULES = (
-    Rule("coterie run sft", f"{FILE} dataset.threshold=0", has="runs/recorded", instead=RECORD),
-    Rule("coterie run dpo", f"{FILE} dataset.threshold=0 --dry-run", has="runs/recorded", instead=RECORD),
+    Rule("coterie run sft", ROWS, has="runs/recorded", instead=RECORD),
+    Rule("coterie run dpo", ROWS, has="runs/recorded", instead=RECORD),
     Rule("coterie run sft", FILE),
     Rule("coterie run dpo", FILE),
     Rule("coterie list"),
@@ -115,6 +116,7 @@ RULES = (
     Rule("coterie run dense_tree/tiny", "--dry-run"),
     Rule("coterie run rl/grpo", has="engine.kind=vllm", instead=KEYS),
     Rule("coterie run rl/grpo", f"{REINFORCED} model=tiny-exchange", has="dataset=questions.jsonl"),
+    Rule("coterie run rl/grpo", f"{REINFORCED} rollout.tasks=8", has="environment.agent="),
     Rule("coterie run rl/grpo", f"{REINFORCED} steps.count=2", has="--fork", instead={"50": "1"}),
     Rule("coterie run rl/grpo", REINFORCED, has="runs/rl@50", instead=STEP),
     Rule("coterie run rl/grpo", REINFORCED),

@@ -106,15 +106,16 @@ def read_arguments(
 
 def check_sources(settings: RecipeSettings) -> None:
     """Raise ``UserError`` for a missing file of rows or an unknown model, without importing torch."""
-    source, model = getattr(settings.dataset, "source", ""), settings.model
+    source = getattr(settings.dataset, "source", "")
     is_path = source.startswith("/") or source.endswith(SUFFIXES)
     # A folder may be followed by a configuration and a split, as on the hub.
     paths = (expanded(source), expanded(source.partition(":")[0]))
     if is_path and not any(path.exists() for path in paths):
         raise UserError(f"there is no file {source}", "check the path")
-    is_found = packaged_folder(model) or converted_folder(model)
-    if not is_found and not expanded(model).is_dir():
-        check_hub_name(model)
+    for model in (settings.model, *getattr(settings, "models", {}).values()):
+        is_found = packaged_folder(model) or converted_folder(model)
+        if not is_found and not expanded(model).is_dir():
+            check_hub_name(model)
 
 
 def stored_settings(name: str, folder: Path, *, forked: bool = False) -> dict[str, Any] | None:
@@ -145,7 +146,7 @@ def _names(tree: Mapping[str, Any]) -> list[str]:
 
 
 def _with_record(overrides: Sequence[str], default: str) -> list[str]:
-    """Replace a run folder by the data set of its record, and by its model unless a model is given."""
+    """Replace a run folder by the data set of its record, and by its model (or its role's) unless one is given."""
     result: list[str] = []
     for word in overrides:
         if "=" in word or not (expanded(word) / "config.yaml").is_file():
@@ -154,7 +155,11 @@ def _with_record(overrides: Sequence[str], default: str) -> list[str]:
         name = "recorded_pairs" if default == "preferences" else "recorded"
         result += [f"dataset={name}", f"dataset.source={expanded(word).absolute()}"]
         if not any(pair.startswith("model=") for pair in overrides):
-            result.append(f"model={read_config(expanded(word))[1]['model']}")
+            stored = read_config(expanded(word))[1]
+            # A role of `coterie gateway` may have a model of its own.
+            models = {f"dataset.role={role}": m for role, m in stored.get("models", {}).items()}
+            chosen = next(filter(models.get, overrides), "")
+            result.append(f"model={models.get(chosen, stored['model'])}")
     return result
 
 

@@ -1,5 +1,6 @@
 """``coterie gateway``: answer the model calls of programs that are started elsewhere, and record their episodes."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,9 @@ def gateway(
     overrides: Overrides = None,
     roles: Annotated[
         str | None,
-        typer.Option(help="Names of the models, such as planner,checker. Each is a role."),
+        typer.Option(
+            help="Names of the models, such as planner,checker. Each is a role. NAME=MODEL has a model of its own."
+        ),
     ] = None,
     folder: Annotated[
         Path, typer.Option(help="Run folder of the record. An existing one is continued.")
@@ -35,25 +38,30 @@ def gateway(
     from coterie.cli.serve import listener_on
     from coterie.environments.gateway import Gateway
     from coterie.recipes.gateway_record import ROLLOUT, GatewayRecord
-    from coterie.recipes.registry import settings
+    from coterie.recipes.registry import policy_of, settings
     from coterie.runs.loop import run_stages
     from coterie.runs.run import open_run
 
-    console, name = notes(), "gateway_record"
-    changes = [*(overrides or []), *([f"environment.roles=[{roles}]"] if roles else [])]
-    recipe = GatewayRecord(settings(name, changes, stored_settings(name, folder)))
+    console, recipe_name = notes(), "gateway_record"
+    changes = list(overrides or [])
+    if roles:
+        pairs = [role.strip().partition("=") for role in roles.split(",")]
+        names = [name for name, _, _ in pairs]
+        models = {name: policy_of(model) for name, _, model in pairs if model}
+        changes += [f"environment.roles=[{','.join(names)}]", f"models={json.dumps(models)}"]
+    recipe = GatewayRecord(settings(recipe_name, changes, stored_settings(recipe_name, folder)))
     check_sources(recipe.settings)
 
     def tell(opened: Gateway, key: str) -> None:
         print(f"export OPENAI_BASE_URL={opened.url}/v1\nexport OPENAI_API_KEY={key}", flush=True)
-        names = ", ".join(recipe.environment.actors)
-        console.print(f"recording {names} in {folder} (Ctrl-C ends it); open a session with:")
+        actors = ", ".join(recipe.environment.actors)
+        console.print(f"recording {actors} in {folder} (Ctrl-C ends it); open a session with:")
         console.print(
             '  curl -X POST $OPENAI_BASE_URL/sessions -H "Authorization: Bearer $OPENAI_API_KEY"'
         )
 
     recipe.listener, recipe.on_open = listener_on(port), tell
-    with recipe.listener, open_run(folder, name, recipe.settings) as run:
+    with recipe.listener, open_run(folder, recipe_name, recipe.settings) as run:
         # The stage has ended before if the gateway is started again.
         if run.is_finished(ROLLOUT):
             run.store.remove(ROLLOUT.finished_key)

@@ -6,7 +6,7 @@ The only stage, ``rollout``, serves until it is interrupted. Its episodes are th
 import asyncio
 import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from coterie.recipes.gateway_record_settings import GatewayRecordSettings
 from coterie.recipes.plan import Plan
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
-from coterie.runs.loop import Stage, stage
+from coterie.runs.loop import Role, Stage, stage
 from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import done_of, engine_errors, summary
 
@@ -38,6 +38,15 @@ class GatewayRecord(Recipe):
     on_open: Callable[[Gateway, str], None] = staticmethod(lambda gateway, key: None)
     """Called with the gateway and the key of new sessions when it answers."""
 
+    def roles(self) -> tuple[Role, ...]:
+        """Return the main model, and those of single roles of the program. Raises ``UserError``."""
+        if unknown := self.settings.models.keys() - self.environment.actors.keys():
+            raise UserError(f"models has no role {min(unknown)!r}", "name it in --roles, too")
+        return (*super().roles(), *(Role(*pair) for pair in sorted(self.settings.models.items())))
+
+    def players(self) -> Mapping[str, str]:
+        return {**super().players(), **{name: name for name in self.settings.models}}
+
     def stages(self) -> list[Stage]:
         return self.make_stages(0, self.serve)
 
@@ -46,10 +55,11 @@ class GatewayRecord(Recipe):
 
     def trained_on(self, run: Run, iteration: int) -> Iterator[tuple[str, Tree, Selection]]:
         """Yield all graded episodes."""
+        players = self.players()
         for tree in run.store.trees(*KEY):
             for outcome, path in tree.graded():
                 for agent in dict.fromkeys(t.speaker.name for t in path if t.prompt is not None):
-                    yield self.main_role, tree, Selection(outcome.leaf, agent)
+                    yield players[agent], tree, Selection(outcome.leaf, agent)
 
     @stage("rollout", uses=("rollout", "engine"))
     async def serve(self, run: Run, i: int, progress: Progress) -> Metrics:

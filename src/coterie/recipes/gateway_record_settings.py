@@ -4,6 +4,7 @@ from typing import ClassVar
 
 from coterie.config.settings import Settings, key
 from coterie.environments.settings import EnvironmentSettings
+from coterie.models.catalogue import ModelName
 from coterie.recipes.settings import RecipeSettings
 
 
@@ -20,6 +21,9 @@ class GatewayRecordSettings(RecipeSettings):
 
     recipe: ClassVar[str] = "gateway_record"
     environment: EnvironmentSettings = EnvironmentSettings(name="external")
+    models: dict[str, ModelName] = key(
+        {}, "Models of single roles; `model` plays the others. `--roles a,b=MODEL` sets it."
+    )
     rollout: SampledSettings = SampledSettings()
 
 

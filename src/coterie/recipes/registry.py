@@ -201,7 +201,10 @@ def settings(
     from coterie.environments.registry import Choice, is_task_pair, task_settings_type, with_file
 
     stored = stored or {}
-    overrides = list(map(_of_run, with_file(overrides)))
+    overrides = [
+        f"model={policy_of(pair.removeprefix('model='))}" if pair.startswith("model=") else pair
+        for pair in with_file(overrides)
+    ]
     choice = played_choice(name, overrides, stored)
     if Choice.of(stored) not in (Choice(), choice):
         stored = {}  # values for another data set must not override this preset
@@ -284,15 +287,15 @@ def _values(name: str, choice: "Choice") -> dict[str, Any]:
     return dict(presets.common)
 
 
-def _of_run(pair: str) -> str:
-    """Replace the run folder in ``model=RUN`` by its last policy; leave other overrides unchanged."""
-    key, _, text = pair.partition("=")
-    if key != "model":
-        return pair
+def policy_of(text: str) -> str:
+    """Return the last policy of ``RUN``, or that of ``RUN@STEP``, and other models as they are.
+
+    Raises ``UserError`` if the policy is an adapter.
+    """
     from coterie.runs.run import find_run
 
     if (run_and_step := find_run(text)) is None:
-        return pair
+        return text
     from coterie.models.loading import is_adapter
     from coterie.recipes.base import stored_policy
 
@@ -303,7 +306,7 @@ def _of_run(pair: str) -> str:
         merging += "" if step is None else f" --step {step}"
         problem = f"model={folder}: this policy of the run is a LoRA adapter, and a run needs a full model"
         raise UserError(problem, f"run `{merging}` and give model=MERGED")
-    return f"model={path}"
+    return str(path or text)
 
 
 def _methods(description: RecipeDescription) -> "dict[str, type[RecipeSettings]]":

@@ -21,6 +21,7 @@ from coterie.record.store import Store
 from coterie.record.tree import Metrics
 from coterie.runs.loop import run_stages
 from coterie.runs.run import open_run
+from tests.conftest import Cli, refused
 
 Visit = Callable[["Client"], Awaitable[None]]
 ROLES = ("planner", "checker")
@@ -150,6 +151,32 @@ def test_the_record_is_a_run_for_exports(recorded: Path, tmp_path: Path) -> None
     assert counts == Counter(rows=8)
 
 
+def test_roles_may_have_models_of_their_own(tmp_path: Path) -> None:
+    def visit(client: Client) -> Awaitable[None]:
+        return client.play(1, 1.0)
+
+    serve(tmp_path / "run", visit, "models={checker: tiny-exchange}")
+    with Store.open(tmp_path / "run/store.sqlite", read_only=True) as store:
+        (tree,) = store.trees(0, "rollout")
+        samples = [turn.sample for turn in tree.turns.values() if turn.sample is not None]
+    assert [sample.policy for sample in samples] == ["policy", "checker"]
+    # Each reply has the tokens of its own role's model, which a training on it takes by default.
+    for role, model in {"planner": "tiny-acts", "checker": "tiny-exchange"}.items():
+        recipe = training("sft", tmp_path / "run", f"dataset.role={role}")
+        assert (recipe.settings.model, len(recipe.training_items)) == (model, 1)
+
+
+def test_the_command_reads_models_of_roles(cli: Cli) -> None:
+    assert "'tiny-exchage'" in refused(
+        cli, "gateway", "model=tiny-acts", "--roles", "a, b=tiny-exchage"
+    )
+    assert "must be different" in refused(cli, "gateway", "model=tiny-acts", "--roles", "a,a")
+    with pytest.raises(UserError, match="no role 'c'"):
+        GatewayRecord(
+            settings("gateway_record", ["model=tiny-acts", "models={c: tiny-acts}"])
+        ).roles()
+
+
 def test_training_on_a_record_says_what_is_wrong(recorded: Path) -> None:
     with pytest.raises(UserError, match="its roles are checker, planner"):
         _ = training("sft", recorded, "dataset.role=critic").training_items
@@ -220,7 +247,7 @@ def test_a_session_that_is_not_ended_fails_alone(tmp_path: Path) -> None:
         # Sessions beyond the limit wait for their turn.
         await asyncio.gather(*(client.play(n, 1.0) for n in range(6)))
 
-    metrics = serve(tmp_path / "run", visit, "environment.seconds=1", "environment.sessions=2")
+    metrics = serve(tmp_path / "run", visit, "environment.seconds=4", "environment.sessions=2")
     assert (metrics["n"], metrics["failed"]) == (7, 1)
     message = answers[-1][1]["error"]["message"]
-    assert "did not call a model or end within 1 s" in message
+    assert "did not call a model or end within 4 s" in message
