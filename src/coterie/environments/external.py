@@ -116,10 +116,12 @@ class Visits:
 
     def close(self, visit: Visit, failure: str | None) -> None:
         """Close the session of a recorded episode."""
-        id_, how = (
-            visit.session.api_key,
-            f"it failed: {failure}" if failure else "its result is recorded",
-        )
+        id_, how = visit.session.api_key, "its result is recorded"
+        if failure:
+            how = f"it failed: {failure}"
+        elif visit.result.cancelled():
+            turns = self._environment.settings.turns
+            how = f"it has reached environment.turns={turns} or the context, and scores 0"
         self._gateway.close_session(visit.session, f": {how}")
         del self._open[id_]
         self._ended[id_] = how
@@ -130,7 +132,10 @@ class Visits:
             problem = "the API key is not the one that `coterie gateway` printed"
             raise RequestError(problem, 401, "invalid_api_key")
         task = self._task(await _read(request, "task_id", "task"))
-        self._store.put_tasks([task])
+        try:
+            self._store.put_tasks([task])
+        except UserError as error:
+            raise RequestError(f"{error.what}; {error.todo}") from error
         self._tasks[task.id] = task
         session = self._gateway.open_session(self._environment.actors)
         result, recorded = (asyncio.get_running_loop().create_future() for _ in range(2))
@@ -146,8 +151,8 @@ class Visits:
     def _task(self, body: Mapping[str, Any]) -> Task:
         """Return the task of a new session: that of an earlier session with its id, or with its content."""
         id_, content = body.get("task_id"), body.get("task")
-        if not isinstance(id_, str | int | None) or len(str(id_)) > 200:
-            raise RequestError("task_id must be a text of at most 200 characters, or a number")
+        if not isinstance(id_, str | int | None) or not 1 <= len(str(id_)) <= 200:
+            raise RequestError("task_id must be a text of 1 to 200 characters, or a number")
         public = content if isinstance(content, dict) else {"question": content}
         if content is None:
             public = {}

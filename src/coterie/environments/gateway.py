@@ -55,8 +55,10 @@ class PendingRequest:
         self.request = request
         self.replies: list[ModelReply] = []
         self.answered: asyncio.Future[list[ModelReply]] = asyncio.get_running_loop().create_future()
+        self.clients = 0
+        """Connections that wait for the reply; a retry may come before the first one is closed."""
         self.has_hung_up = False
-        """True if its client left before it got the reply."""
+        """True if all clients left before they got the reply."""
         self._deadline: asyncio.Timeout | None = None
         self._leaves_at: float | None = None
         """Time on the loop's clock at which the request is withdrawn, if its client does not return."""
@@ -77,7 +79,8 @@ class PendingRequest:
         except TimeoutError as error:
             if not deadline.expired():
                 raise
-            raise RequestWithdrawn("its client left before the reply") from error
+            problem = "its program ended or its client left before the reply"
+            raise RequestWithdrawn(problem) from error
         finally:
             self._deadline = None
 
@@ -216,12 +219,15 @@ class Gateway:
         pending = session.add(body, request.headers.get(RETRY, "0") != "0")
         # After the whole body, the next message is the end of the connection.
         disconnect = asyncio.ensure_future(request.receive())
+        pending.clients += 1
         try:
             await asyncio.wait((pending.answered, disconnect), return_when=asyncio.FIRST_COMPLETED)
         finally:
             disconnect.cancel()
+            pending.clients -= 1
         if not pending.answered.done():
-            session.hang_up(pending)
+            if not pending.clients:
+                session.hang_up(pending)
             return HUNG_UP
         replies = pending.answered.result()
         if body.streams:

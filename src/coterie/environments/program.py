@@ -188,7 +188,7 @@ class RunningProgram(Replayed):
     def fault(self, problem: str) -> EnvironmentFault:
         output = self.output().strip()
         excerpt = f"; the end of its output: {output[-SHOWN:]}" if output else ""
-        return EnvironmentFault(f"the program {problem}{excerpt}")
+        return EnvironmentFault(f"the program {_storable(problem[:SHOWN])}{excerpt}")
 
     async def close(self) -> None:
         await cancel([self._ended])
@@ -269,9 +269,11 @@ class ModelCalls(AnswersRequests):
         """Answer a request that exceeds the context with OpenAI's error, so that the program can shorten it."""
         progress, problem, pending = _progress(state), str(error), session.pending
         assert pending is not None, "a request was refused"
-        pending.refuse(RequestError(problem, 400, "context_length_exceeded"))
+        is_withdrawn = isinstance(error, RequestWithdrawn)
+        status = (410, None) if is_withdrawn else (400, "context_length_exceeded")
+        pending.refuse(RequestError(problem, *status))
         past, refusals, verb = progress.past, progress.refusals + 1, "refused"
-        if isinstance(error, RequestWithdrawn):
+        if is_withdrawn:
             if pending.replies:
                 raise session.fault(
                     f"left a request for {pending.request.count} replies after some of them"
@@ -384,7 +386,8 @@ class Program(ModelCalls, Question):
                 shared = Shared(await stack.enter_async_context(open_gateway()))
             gateway = shared[Gateway]
             session = gateway.open_session(self.actors)
-            stack.callback(gateway.close_session, session)
+            limit = f", or has reached environment.turns={self.settings.turns}"
+            stack.callback(gateway.close_session, session, limit)
             values, seconds = self._values(task), self.settings.seconds
             if self.settings.command is None:
                 outcome = _call(self._function, values, session)
@@ -445,8 +448,14 @@ def _read_result(result: Any) -> tuple[str, float | None]:
     if isinstance(result, Mapping):
         number = as_number(result.get("reward"))
         answer = result.get("answer", result if number is None else number)
-        return answer if isinstance(answer, str) else json.dumps(answer, default=str), number
-    return "" if result is None else str(result), as_number(result)
+        text = answer if isinstance(answer, str) else json.dumps(answer, default=str)
+        return _storable(text), number
+    return "" if result is None else _storable(str(result)), as_number(result)
+
+
+def _storable(text: str) -> str:
+    """Return a text of a program with a question mark for each half of a character, which no store takes."""
+    return text.encode(errors="replace").decode()
 
 
 def read_reward(
@@ -465,6 +474,9 @@ def read_reward(
         problem = f"the program returned the reward {number:g}, outside of {low:g} to {high:g}"
         raise UserError(problem, "declare its range: environment.reward_range=[LOW,HIGH]")
     role_rewards = result.get("rewards") or {} if isinstance(result, Mapping) else {}
+    if not isinstance(role_rewards, Mapping):
+        problem = f"rewards is {role_rewards!r:.80}, which names no roles"
+        raise UserError(problem, 'write them as {"ROLE": NUMBER}')
     rewards = {str(role): as_number(reward) for role, reward in role_rewards.items()}
     if wrong := [role for role, reward in rewards.items() if role not in roles or reward is None]:
         problem = f"rewards has {role_rewards[wrong[0]]!r:.80} for {wrong[0]!r}"

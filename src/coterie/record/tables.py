@@ -393,10 +393,11 @@ def add_task(db: sqlite3.Connection, task: Task) -> None:
     public = dict(task.public)
     try:
         text = json.dumps(public, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
-        problem = f"public fields of task {task.id!r} are not JSON: {error}"
-        raise UserError(problem, "use numbers, strings, lists and dicts") from error
-    if json.loads(text) != public:  # JSON would change tuples, and keys that are not strings
+        stored_public = value_of(PUBLIC, text)  # fails for more levels than can be read again
+    except (TypeError, ValueError, RecursionError) as error:
+        problem = f"public fields of task {task.id!r} are not JSON: {str(error)[:200]}"
+        raise UserError(problem, "use numbers, strings, flat lists and dicts") from error
+    if stored_public != public:  # JSON would change tuples, and keys that are not strings
         raise UserError(
             f"public fields of task {task.id!r} are not plain JSON",
             "use lists instead of tuples, and strings as keys",

@@ -39,6 +39,8 @@ CUT = "not run: the message was cut off before the end of the call"
 NAMELESS = "not run: the call has no name"
 MIN_ROOM = 8
 """Minimum number of free tokens of the context for a turn."""
+TOKEN_CHARACTERS = 128
+"""Characters of the longest tokens, which are white space in the vocabularies of GPT-4 and Qwen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,14 @@ class Prompt:
     """The whole task, for scripts and user simulators."""
     max_tokens: int | None = None
     """Limit of the turn's tokens in addition to the sampler's own."""
+
+    def size(self) -> int:
+        """Return the number of characters that nobody sampled."""
+        turns = [self.tree.turns[m.turn] for m in self.messages if m.turn is not None]
+        texts = [part.text for message in self.messages for part in message.parts]
+        texts += [turn.text for turn in turns if turn.sample is None]
+        texts += [result.text for turn in turns for result in turn.results]
+        return sum(map(len, texts))
 
     def request(self, prompt_ids: tuple[int, ...], context: AgentContext) -> Request:
         ids, old = context.ids, context.messages
@@ -172,6 +182,12 @@ class TokenSampler:
         self, prompt: Prompt, context: AgentContext, seeds: Sequence[int], draws: Sequence[int] = ()
     ) -> list[Response]:
         """Sample one turn for each seed with one pass over the prompt, within the free context."""
+        # The tokens of a text that is far too long would take minutes in which nobody is answered.
+        if (size := prompt.size()) > self.context_length * TOKEN_CHARACTERS:
+            raise OutOfContext(
+                f"out of context: the dialogue is {size} characters long, and "
+                f"{self.engine.policy} takes {self.context_length} tokens"
+            )
         prompt_ids = self.render(prompt.messages, prompt.tree, prompt.agent, tools=prompt.tools)
         request = prompt.request(prompt_ids, context)
         room, sampling = self.context_length - len(prompt_ids), self.sampling

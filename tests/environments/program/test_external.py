@@ -187,7 +187,9 @@ def test_training_on_a_record_says_what_is_wrong(recorded: Path) -> None:
 
 
 def test_requests_that_are_wrong_get_a_clear_answer(tmp_path: Path) -> None:
-    answers = dict[str, tuple[int, str]]()
+    answers, deep = dict[str, tuple[int, str]](), list[Any]()
+    for _ in range(400):
+        deep = [deep]
 
     async def visit(client: Client) -> None:
         async def note(name: str, path: str, body: Any, key: str | None = None) -> None:
@@ -204,6 +206,9 @@ def test_requests_that_are_wrong_get_a_clear_answer(tmp_path: Path) -> None:
         await note("no reward", path, {"result": "7"})
         await note("a reward out of range", path, {"reward": 3})
         await note("an unknown role", path, {"reward": 1, "rewards": {"critic": 1}})
+        await note("rewards without roles", path, {"reward": 1, "rewards": [1]})
+        await note("an empty id", "/sessions", {"task_id": ""})
+        await note("a task that can't be read again", "/sessions", {"task": deep})
         await note("no call", path, {"reward": 1})
         await client.play(1, 1.0)
         again = await client.open(task_id="a")
@@ -223,6 +228,9 @@ def test_requests_that_are_wrong_get_a_clear_answer(tmp_path: Path) -> None:
         "no reward": (400, "must be a finite number"),
         "a reward out of range": (400, "reward_range"),
         "an unknown role": (400, "planner, checker"),
+        "rewards without roles": (400, "names no roles"),
+        "an empty id": (400, "1 to 200 characters"),
+        "a task that can't be read again": (400, "not JSON: "),
         "no call": (422, "without a model call"),
         "a second result": (409, "its result is recorded"),
     }
@@ -251,3 +259,23 @@ def test_a_session_that_is_not_ended_fails_alone(tmp_path: Path) -> None:
     assert (metrics["n"], metrics["failed"]) == (7, 1)
     message = answers[-1][1]["error"]["message"]
     assert "did not call a model or end within 4 s" in message
+
+
+def test_a_session_at_its_limits_says_so(tmp_path: Path) -> None:
+    answers = list[str]()
+
+    async def visit(client: Client) -> None:
+        session = await client.open()
+        for path, body in (
+            (f"{session['base_url']}/chat/completions", {**ASKED, "n": 3}),
+            (f"/sessions/{session['id']}/result", {"reward": 1}),
+        ):
+            _, reply = await client.post(path, body, session["api_key"])
+            answers.append(reply["error"]["message"])
+
+    metrics = serve(tmp_path / "run", visit, "environment.turns=2")
+    assert (metrics["n"], metrics["failed"]) == (1, 0)
+    assert all("reached environment.turns=2" in answer for answer in answers)
+
+
+ASKED = {"model": "planner", "messages": [{"role": "user", "content": "Hello"}]}

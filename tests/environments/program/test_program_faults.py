@@ -181,7 +181,26 @@ def test_settings_that_name_no_program_are_refused(
     assert text in str(refusal.value)
 
 
-@pytest.mark.parametrize("result, reason", [("yes", "is no reward"), (3.0, "outside of 0 to 1")])
+def test_halves_of_characters_are_stored(tmp_path: Path) -> None:
+    def raise_half(session: Any) -> None:
+        raise ValueError("\ud800" + "x" * 10_000)
+
+    failed = play(make_program(tmp_path, on_session(raise_half)))
+    assert "ValueError: ?xxx" in failed.failure and len(failed.failure) < 2000
+    half = {"reward": 1, "answer": "a\ud800"}
+    played = play(make_program(tmp_path, on_session(lambda session: (ask(session), half)[1])))
+    assert played.result.tree is not None
+    (outcome,) = played.result.tree.outcomes.values()
+    assert (outcome.answer, outcome.score) == ("a?", 1.0)
+
+
+NO_ROLES = {"reward": 1, "rewards": [1]}
+
+
+@pytest.mark.parametrize(
+    "result, reason",
+    [("yes", "is no reward"), (3.0, "outside of 0 to 1"), (NO_ROLES, "names no roles")],
+)
 def test_a_result_that_is_no_reward_ends_the_run(result: Any, reason: str, tmp_path: Path) -> None:
     def run(task: Any, session: Any) -> Any:
         ask(session)

@@ -213,6 +213,35 @@ def test_a_prompt_that_exceeds_the_context_is_refused_and_can_be_shortened(tmp_p
     played.check_views()
 
 
+def test_a_text_that_can_not_fit_is_refused_before_it_is_tokenized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, render = list[int](), ChatRenderer.render
+
+    def note_size(self: ChatRenderer, messages: Any, tree: Any, *args: Any, **options: Any) -> Any:
+        new = [tree.turns[m.turn].text for m in messages if m.turn]
+        sizes.append(sum(map(len, new)) + sum(len(p.text) for m in messages for p in m.parts))
+        return render(self, messages, tree, *args, **options)
+
+    monkeypatch.setattr(ChatRenderer, "render", note_size)
+    answers = list[Any]()
+
+    def run(session: Any) -> float:
+        client, long = client_of(session), {"role": "user", "content": "x" * 200_000}
+        reply = client.chat.completions.create(model="agent", messages=[USER])
+        echo = {"role": "assistant", "content": reply.choices[0].message.content}
+        for messages in ([long], [USER, echo, long]):
+            with pytest.raises(openai.BadRequestError) as refusal:
+                client.chat.completions.create(model="agent", messages=messages)
+            answers.append(refusal.value)
+        return 1.0
+
+    assert play(tmp_path, run, ["It is blue."], context=1000).score == 1.0
+    assert [answer.code for answer in answers] == ["context_length_exceeded"] * 2
+    assert all("characters long" in answer.message for answer in answers)
+    assert max(sizes) < 1000
+
+
 def test_a_program_that_ignores_the_context_ends_there(tmp_path: Path) -> None:
     def run(session: Any) -> float:
         client = client_of(session)

@@ -1,8 +1,10 @@
 """Requests whose reply nobody reads: they are not sampled to the end, and are no turn."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from queue import SimpleQueue
+from types import MappingProxyType
 from typing import Any
 
 import httpx2
@@ -17,12 +19,15 @@ SLOW, FAST = "Think for long.", "Be quick."
 Events = list[str]
 
 
-async def ask(session: Any, text: str) -> str:
-    head = {"Authorization": f"Bearer {session.api_key}"}
+async def ask(session: Any, text: str, head: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the reply, or the status and the code of an error."""
+    head = {"Authorization": f"Bearer {session.api_key}", **head}
     body = {"model": "agent", "messages": [{"role": "user", "content": text}]}
     async with httpx2.AsyncClient(headers=head, timeout=60) as client:
         reply = await client.post(f"{session.base_url}/chat/completions", json=body)
-    return str(reply.json()["choices"][0]["message"]["content"]) if reply.is_success else ""
+    if not reply.is_success:
+        return f"{reply.status_code} {reply.json()['error']['code']}"
+    return str(reply.json()["choices"][0]["message"]["content"])
 
 
 async def begin_to_ask(session: Any, events: Events) -> asyncio.Task[str]:
@@ -86,13 +91,32 @@ def test_a_request_whose_client_has_left_is_cancelled(
 def test_a_request_in_flight_is_cancelled_when_its_program_ends(tmp_path: Path) -> None:
     async def run(session: Any, events: Events) -> None:
         await ask(session, FAST)
-        asking.append(await begin_to_ask(session, events))
+        asking = await begin_to_ask(session, events)
+        asking.add_done_callback(lambda task: answers.put(task.result()))
 
-    asking = list[asyncio.Task[str]]()
+    answers = SimpleQueue[str]()
     played, events = play(tmp_path, run, 600)
     assert events == ["asked", "cancelled"]
+    # A program that waits on is not told to shorten its prompt.
+    assert answers.get(timeout=60) == "410 None"
     assert [turn.speaker.name for turn in played.path] == ["agent", "gateway"]
     assert len(played.rows()) == 1
+
+
+def test_a_retry_that_overtakes_the_end_of_its_first_connection_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway, "RETRY_SECONDS", 0.1)
+
+    async def run(session: Any, events: Events) -> None:
+        first = await begin_to_ask(session, events)
+        again = asyncio.create_task(ask(session, SLOW, {gateway.RETRY: "1"}))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        assert await again == "Thought."
+
+    played, events = play(tmp_path, run, 2.0)
+    assert events == ["asked"] and len(played.path) == 1
 
 
 def test_a_client_that_returns_gets_the_reply_that_is_being_sampled(tmp_path: Path) -> None:
