@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from decimal import Decimal
 from functools import partial
 from math import isfinite, nan
@@ -56,8 +56,10 @@ def user_code(seconds: float = 0.0) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
             signal.setitimer(signal.ITIMER_REAL, *timer)
             signal.signal(signal.SIGALRM, handler)
-        if (state := _state()) != saved:
-            _restore(saved, state)
+        # Setters are called only for values that changed, and not for a folder that was unknown.
+        for (value, restore), (current, _) in zip(saved, _state(), strict=False):
+            if value not in (current, ""):
+                restore(value)
 
 
 async def call(function: Callable[[], Any], seconds: float) -> Any:
@@ -105,36 +107,22 @@ def as_number(value: object) -> float | None:
     return figure if isfinite(figure) else None
 
 
-def _state() -> tuple[Any, ...]:
-    """Return what would break or change the next training step.
+def _state() -> list[tuple[Any, Callable[[Any], object]]]:
+    """Return what would break or change the next training step, each with its setter.
 
     Random numbers are not restored: a reward that draws would draw the same number each time, and runs do not use them.
     """
-    try:
+    folder = ""
+    with suppress(FileNotFoundError):  # deleted
         folder = os.getcwd()
-    except FileNotFoundError:  # deleted
-        folder = ""
     torch: Any = sys.modules.get("torch")
-    if torch is None:  # runs import it before they call user code
-        return (folder,)
-    return (
-        folder,
-        torch.is_grad_enabled(),
-        torch.get_default_dtype(),
-        torch.empty(0).is_cpu,  # the getter is slow
-        torch.get_deterministic_debug_mode(),
-        torch.get_num_threads(),
-    )
-
-
-def _restore(saved: tuple[Any, ...], state: tuple[Any, ...]) -> None:
-    """Set what has changed, but not a folder that was unknown."""
-    setters: list[Callable[[Any], object]] = [os.chdir]
-    if len(saved) > 1:
-        torch = sys.modules["torch"]
-        setters += [torch.set_grad_enabled, torch.set_default_dtype]
-        setters += [lambda _: torch.set_default_device(None)]
-        setters += [torch.set_deterministic_debug_mode, torch.set_num_threads]
-    for value, current, restore in zip(saved, state, setters, strict=False):
-        if value not in (current, ""):
-            restore(value)
+    state: list[tuple[Any, Callable[[Any], object]]] = [(folder, os.chdir)]
+    if torch is not None:  # runs import it before they call user code
+        state += [
+            (torch.is_grad_enabled(), torch.set_grad_enabled),
+            (torch.get_default_dtype(), torch.set_default_dtype),
+            (torch.empty(0).is_cpu, lambda _: torch.set_default_device(None)),  # the getter is slow
+            (torch.get_deterministic_debug_mode(), torch.set_deterministic_debug_mode),
+            (torch.get_num_threads(), torch.set_num_threads),
+        ]
+    return state

@@ -25,8 +25,8 @@ from coterie.datasets.catalogue import Split
 from coterie.environments.gateway import (
     Gateway,
     GatewaySession,
-    OrRefusal,
     key_of,
+    or_refusal,
     read_body,
 )
 from coterie.environments.openai_api import RequestError, read_object
@@ -112,7 +112,7 @@ class Visits:
         self._open, self._ended = dict[str, Visit](), dict[str, str]()
         for prefix in ("/sessions", "/v1/sessions"):
             for path, function in ((prefix, self._enter), (prefix + "/{id}/result", self._leave)):
-                gateway.app.routes.append(Route(path, OrRefusal(function), methods=["POST"]))
+                gateway.app.routes.append(Route(path, or_refusal(function), methods=["POST"]))
 
     def close(self, visit: Visit, failure: str | None) -> None:
         """Close the session of a recorded episode."""

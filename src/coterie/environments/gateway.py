@@ -22,7 +22,6 @@ import uvicorn
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import Receive, Scope, Send
 
 from coterie.environments.openai_api import (
     ModelReply,
@@ -172,12 +171,12 @@ class Gateway:
         routes = []
         for prefix in ("/sessions/{session}/v1", "/v1"):
             for path, function, method in (
-                ("/chat/completions", partial(self._complete, "chat"), "POST"),
-                ("/responses", partial(self._complete, "responses"), "POST"),
                 ("/models", self._models, "GET"),
                 ("/models/{model:path}", self._model, "GET"),
+                ("/chat/completions", partial(self._complete, "chat"), "POST"),
+                ("/responses", partial(self._complete, "responses"), "POST"),
             ):
-                routes.append(Route(prefix + path, OrRefusal(function), methods=[method]))
+                routes.append(Route(prefix + path, or_refusal(function), methods=[method]))
         unknown = RequestError("the routes are models, chat/completions and responses", 404)
         self.app = Router(routes, default=JSONResponse(unknown.body, 404))
 
@@ -245,23 +244,19 @@ def _model_entry(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "coterie"}
 
 
-class OrRefusal:
-    """ASGI application of a route, whose refusals are OpenAI's error bodies.
+def or_refusal(function: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """Return the route with refusals as OpenAI's error bodies."""
 
-    Starlette calls it directly; around a function it puts three layers, which each await passes.
-    """
-
-    def __init__(self, function: Callable[[Request], Awaitable[Response]]) -> None:
-        self._function = function
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(request: Request) -> Response:
         try:
-            response = await self._function(Request(scope, receive))
+            response: Response = await function(request)
+            return response
         except RequestError as error:
-            response = JSONResponse(error.body, error.status)
+            return JSONResponse(error.body, error.status)
         except ClientDisconnect:
-            response = HUNG_UP
-        await response(scope, receive, send)
+            return HUNG_UP
+
+    return answer
 
 
 async def read_body(request: Request) -> bytes:
@@ -296,7 +291,6 @@ async def open_gateway(listener: socket.socket | None = None) -> AsyncIterator[G
             lifespan="off",
             log_level="error",
             access_log=False,
-            proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
         server = _Server(config)
