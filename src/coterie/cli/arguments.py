@@ -155,7 +155,7 @@ def _with_record(overrides: Sequence[str], default: str) -> list[str]:
         name = "recorded_pairs" if default == "preferences" else "recorded"
         result += [f"dataset={name}", f"dataset.source={expanded(word).absolute()}"]
         if not any(pair.startswith("model=") for pair in overrides):
-            stored = read_config(expanded(word))[1]
+            stored: dict[str, Any] = read_config(expanded(word))[1]
             # A role of `coterie gateway` may have a model of its own.
             models = {f"dataset.role={role}": m for role, m in stored.get("models", {}).items()}
             chosen = next(filter(models.get, overrides), "")
