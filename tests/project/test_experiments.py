@@ -251,7 +251,9 @@ def test_the_claims_of_a_folder_may_not_change_after_its_first_run(tmp_path: Pat
         experiment.begin(x, "multi_agent", multi_agent)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("moat", "gap-sft", "gap-rounds")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("moat", "gap-sft", "gap-rounds")]
+)
 def test_the_two_methods_of_quick_make_a_claim(name: str) -> None:
     module = load(name)
     measurements = measurements_of(dict.fromkeys(module.QUICK.methods, 0.9))
