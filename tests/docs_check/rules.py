@@ -91,7 +91,7 @@ STEP = {"runs/rl@50": "runs/rl@1"}
 
 RULES = (
     Rule("coterie run sft", ROWS, has="runs/recorded", instead=RECORD),
-    Rule("coterie run dpo", ROWS, has="runs/recorded", instead=RECORD),
+    Rule("coterie run dpo", f"{ROWS} dataset.heldout=0", has="runs/recorded", instead=RECORD),
     Rule("coterie run sft", FILE),
     Rule("coterie run dpo", FILE),
     Rule("coterie list"),
