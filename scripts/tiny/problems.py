@@ -1,7 +1,8 @@
 """Curriculum of ``tiny-problems``.
 
 It is a planner and a grounder at once, told apart by what they are told first. The grounder learns careful plans, which
-mean one thing; the planner's habit is to be brief, whether that means one thing or two.
+mean one thing; the planner's habit is to be brief, whether that means one thing or two. The grounder's habit is to
+misread quantities in words in half of the rows.
 """
 
 import random
@@ -17,16 +18,17 @@ from coterie.environments.plans.problems import (
     FAR_PARTS,
     FIRSTS,
     GROUNDER_PROMPT,
+    MISREADINGS,
     OWNERS,
     PARTS,
     PLANNER_PROMPT,
-    SECONDS,
+    SECOND,
     THINGS,
     Fact,
     Problem,
     Wording,
     actions,
-    draw_fact,
+    draw_facts,
     fact_text,
     generate,
     problem_text,
@@ -45,11 +47,13 @@ class Stage:
     """How often the planner is brief."""
     far: float
     """Share of problems in other words."""
+    misread: float = 0.0
+    """Share of rows in which the grounder misreads all quantities in words."""
 
 
 def facts(rng: random.Random) -> list[Fact]:
     owners = rng.sample(OWNERS, rng.randint(3, 6))
-    return [draw_fact(owner, rng.choice(THINGS), rng) for owner in owners]
+    return draw_facts([(owner, rng.choice(THINGS)) for owner in owners], rng)
 
 
 def _texts(seed: int) -> Iterator[str]:
@@ -59,7 +63,9 @@ def _texts(seed: int) -> Iterator[str]:
         for problem in generate("corpus", seed, PARTS, wording, OFTEN)[:1500]:
             yield problem_text(problem)
             yield plan_text(subgoals(problem, 0.5, rng, careful=False))
-            yield actions_text(actions(problem))
+            text = actions_text(actions(problem))
+            yield text
+            yield misread_text(text)
 
 
 def planner_row(problem: Problem, tokenizer: PreTrainedTokenizerFast, plan: str) -> Row:
@@ -68,11 +74,21 @@ def planner_row(problem: Problem, tokenizer: PreTrainedTokenizerFast, plan: str)
     return chat_row(tokenizer, [*told, ("assistant", plan)], "script:problems", problem.problem_id)
 
 
-def grounder_row(problem: Problem, tokenizer: PreTrainedTokenizerFast, plan: str) -> Row:
+def grounder_row(
+    problem: Problem, tokenizer: PreTrainedTokenizerFast, plan: str, *, misread: bool = False
+) -> Row:
     """Build the grounder's view of a problem and a plan."""
     told = [("system", f"{GROUNDER_PROMPT} Task: {problem_text(problem)}"), ("user", plan)]
-    said = ("assistant", actions_text(actions(problem)))
+    text = actions_text(actions(problem))
+    said = ("assistant", misread_text(text) if misread else text)
     return chat_row(tokenizer, [*told, said], "script:problems", problem.problem_id)
+
+
+def misread_text(text: str) -> str:
+    """Replace the ends of all calculations that come from words by their misreadings."""
+    for right, wrong in MISREADINGS.items():
+        text = text.replace(f" {right})", f" {wrong})")
+    return text
 
 
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
@@ -116,12 +132,17 @@ def groups(tokenizer: PreTrainedTokenizerFast, stage: Stage, seed: int) -> Itera
             plan = plan_text(subgoals(problem, stage.briefs, rng, careful=False))
             briefs = rng.choice((0.0, CAREFUL_BRIEFS))
             right = plan_text(subgoals(problem, briefs, rng, careful=True))
-            yield [planner_row(problem, tokenizer, plan), grounder_row(problem, tokenizer, right)]
+            misread = rng.random() < stage.misread
+            yield [
+                planner_row(problem, tokenizer, plan),
+                grounder_row(problem, tokenizer, right, misread=misread),
+            ]
 
 
 def _whole() -> list[str]:
-    numbers = map(str, (*FIRSTS, *SECONDS))
-    return [*(f" {one}'s" for one in OWNERS), *(f" {one}" for one in THINGS), *numbers]
+    numbers = map(str, (*FIRSTS, 2, SECOND, 10))
+    words = (*THINGS, "dozen", "half")
+    return [*(f" {one}'s" for one in OWNERS), *(f" {one}" for one in words), *numbers]
 
 
 WORLD = World(
@@ -131,11 +152,11 @@ WORLD = World(
     whole=_whole,
     groups=groups,
     drills=((0.14, copy_drill), (0.12, fact_drill)),
-    # First the skill: whole plans of both kinds. Then the habit: briefs, also where they mean two things.
+    # First the skill: whole plans of both kinds. Then the habits: misreadings, and briefs that mean two things.
     stages=(
         (0.14, Stage((2,), 0.5, 0.2)),
         (0.6, Stage((2, 3, 3, *FAR_PARTS), 0.7, 0.3)),
     ),
-    habits=(0.2, Stage((*PARTS, *PARTS, *FAR_PARTS), 0.85, 0.25)),
-    tokens=4_400_000,
+    habits=(0.1, Stage((*PARTS, *PARTS, *FAR_PARTS), 0.85, 0.25, misread=0.5)),
+    tokens=3_600_000,
 )

@@ -114,7 +114,7 @@ def test_every_fact_of_an_exchange_has_one_holder_and_prompts_show_no_others():
 ROWS = {
     "exchange": "f340eb5b1ea19645",
     "persona": "62e2f3d6d6a78e58",
-    "problems": "09192bf8c6fe09d1",
+    "problems": "4a6a5c73117cec1a",
     "acts": "98a9c5e12cf21d06",
     "encyclopedia": "417f1196caa31e3b",
 }

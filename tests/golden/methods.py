@@ -45,7 +45,8 @@ METHODS = {
         "candidates.count=4 pairs.count=2 critic.train.epochs=1 train.max_steps=2 critic.train.batch_rows=4 "
         "policy.train.batch_rows=4"
     ),
-    "moat/maths": MOAT.replace("tasks=3 rollout.samples=3", "tasks=6 rollout.samples=5"),
+    "moat/maths": MOAT.replace("tasks=3 rollout.samples=3", "tasks=6 rollout.samples=5")
+    + " start.enabled=true correct.unreadable=gold correct.gold=true",
     "moat/complex_qa": (
         f"{MOAT} model=tiny-exchange dataset=strategyqa_plans dataset.source=sample environment.corpus=pages"
     ),

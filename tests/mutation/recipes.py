@@ -28,6 +28,13 @@ WORTH = f"{MOAT}test_a_plan_is_worth_what_the_grounder_makes_of_the_right_action
 RIGHT = (
     f"{MOAT}test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_right_rows"
 )
+OWN_ACTIONS = (
+    f"{MOAT}test_the_grounder_of_the_micro_world_learns_only_its_own_actions_with_right_answers"
+)
+PUT_TOGETHER = (
+    "tests/project/test_experiments.py::"
+    "test_halves_put_together_are_the_planner_of_one_run_and_the_grounder_of_the_other"
+)
 GAP = "tests/recipes/test_gap.py::"
 DENSE = "tests/recipes/test_dense_tree.py::"
 GATE_DPO = f"{OPTIMA}test_the_score_gate_and_thresholds_of_pairs"
@@ -92,6 +99,13 @@ FAULTS = (
     Fault(f"{R}moat:_success", returns(1.0), [SUCCESS]),
     Fault(f"{R}moat:valid_plans", given(leak_guard=False), [SUCCESS]),
     Fault(f"{R}moat:best_first", reverse, [RIGHT]),
+    # A scripted critic that accepts wrong actions.
+    Fault(
+        f"{R}moat:Correction",
+        around(lambda original, verdict, *words: original("accepted", *words)),
+        [OWN_ACTIONS],
+    ),
+    Fault("experiments.moat:PLANNER_ONLY", becomes("grounder only"), [PUT_TOGETHER]),
     Fault(f"{R}base:turn_pair", swap("chosen", "rejected"), [PAIR_BEST]),
     # GAP.
     Fault(f"{R}plan:HeldOutQuestions.occurs_in", returns(False), [HELD_OUT]),

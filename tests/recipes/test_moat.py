@@ -147,11 +147,14 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
     worth = rewards(recipe, run)
     sampled = {tree.task: tree for tree in trees(run)}
     with_plan = [one for one in trees(run, "correct") if len(one.leaves()) == 2]
-    assert run.metrics(StageKey(1, "correct"))["corrected"] == len(with_plan) > 1
+    counts = run.metrics(StageKey(1, "correct"))
+    assert counts["unreadable"] == len(with_plan) > 1, (
+        "the script rejects actions and corrects none"
+    )
     for tree in with_plan:
         right = gold(run.store.task(tree.task))
-        corrected, own = sorted(tree.leaves(), key=lambda turn: turn.author)
-        assert (corrected.author, own.author) == ("critic:script", "data")
+        corrected, own = sorted(tree.leaves(), key=lambda turn: turn.draw)
+        assert corrected.author == own.author == "data"
         assert corrected.text == own.text == right.actions
         plans = sampled[tree.task].children(sampled[tree.task].root)
         best = max((one for one in plans if one.id in worth), key=lambda one: worth[one.id])
@@ -163,6 +166,29 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
         assert renderer.decode(turn.ids).startswith(right.actions)
     rows = recipe.rows(run, 1, GROUNDER)
     assert run.metrics(StageKey(1, "improve"))["rows"] == len(rows) == len(with_plan) + 4
+
+
+def test_the_grounder_of_the_micro_world_learns_only_its_own_actions_with_right_answers(tmp_path):
+    words = (
+        "iterations=1", "engine.device=cpu", "parts=grounder", "rollout.tasks=8", "rollout.rollouts_per_task=3",
+    )  # fmt: skip
+    recipe = recipe_of(settings("moat/maths", words))
+    with open_run(tmp_path / "run", recipe.name, recipe.settings) as run:
+        run_stages(
+            recipe, run, Silent(), [StageKey(0, s) for s in ("rollout", "reward", "correct")]
+        )
+        counts, sampled = run.metrics(StageKey(0, "correct")), list(run.store.trees(0, "rollout"))
+        learned = [turn for tree in run.store.trees(0, "correct") for turn in tree.leaves()]
+    recipe.close()
+    right = {
+        tree.turns[leaf].text
+        for tree in sampled
+        for leaf, outcome in tree.outcomes.items()
+        if outcome.score == 1
+    }
+    assert len(learned) == counts["accepted"] == counts["rows"] > 2 and counts["unreadable"] > 2
+    assert {turn.author for turn in learned} == {"grounder@0"}
+    assert {turn.text for turn in learned} <= right
 
 
 def test_j_is_measured_after_each_half_with_what_was_trained_by_then(done):

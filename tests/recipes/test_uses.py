@@ -19,7 +19,7 @@ WORDS = {
     "optima/isft_dpo": "iterations=3",
     "sweet_rl/backend": "",
     "sweet_rl/backend baseline": "method=multi_turn_dpo",
-    "moat/maths": "iterations=1",
+    "moat/maths": "iterations=1 start.enabled=true",
     "dense_tree/tiny": "iterations=2",
     "gap/tiny": "method=sft_rl",
     "rl/ppo": "",

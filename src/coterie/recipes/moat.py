@@ -12,7 +12,7 @@ Notation of the paper: task x, tool list I, plan (subgoal sequence) s, gold acti
         align        DPO of pi_p on these pairs; the planner before this training is the reference pi_ref:
                      L = -log sigmoid(beta [log pi_p(s_w|x) / pi_ref(s_w|x) - log pi_p(s_l|x) / pi_ref(s_l|x)])
         -- grounding agent improving
-        correct      a critic accepts or corrects a_hat for the best plans
+        correct      a critic accepts, corrects or rejects a_hat for the best plans
         improve      SFT of pi_g on accepted, corrected and gold rows:
                      L = -sum_l log pi_g(a_l | a_<l, x, I, s), as a mean over the tokens of all rows of a step
         measure      J(pi_p, pi_g) = E_x E_{s ~ pi_p} r(s) on held-out tasks, after each half
@@ -270,7 +270,7 @@ class Moat(Recipe):
 
     @stage("correct", after="reward", uses="correct")
     async def correct(self, run: Run, i: int, progress: Progress) -> Metrics:
-        """Collect the grounder's training rows: accepted, corrected and gold actions."""
+        """Collect the grounder's training rows: accepted, corrected and (by settings) gold actions."""
         async with self.open_reviews(run) as (author, review):
             work = partial(self.correct_tree, run, author, review)
             title = f"correct {i}"
@@ -316,17 +316,14 @@ class Moat(Recipe):
     async def open_reviews(self, run: Run) -> AsyncIterator[tuple[str, Review]]:
         """Yield the author of corrections, and a function that accepts or corrects the actions of a plan.
 
-        The script accepts actions that gave the right answer and replaces all others with the gold actions. A chat
-        model sees neither the gold actions nor execution results; its truncated reply is unreadable.
+        The script accepts actions that gave the right answer and has no correction for others. A chat model sees no
+        execution results, and its truncated reply is unreadable. Neither sees the gold actions.
         """
         s = self.settings.correct.critic
         if s.url is None and s.model == SCRIPT:
 
             async def compare(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
-                target = gold(task)
-                if score >= 1:
-                    return Correction("accepted")
-                return Correction("corrected", target.plan, target.actions)
+                return Correction("accepted" if score >= 1 else "unreadable")
 
             yield f"critic:{SCRIPT}", compare
             return

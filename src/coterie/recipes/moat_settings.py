@@ -75,8 +75,8 @@ class CriticSettings(ChatModelSettings):
 
     model: str = key(
         SCRIPT,
-        "`script` (accepts actions that give the right answer and replaces all others with the gold actions), a model "
-        "for coterie to load, or, with a `url`, the name of a model on that server.",
+        "`script` (accepts actions that give the right answer and rejects others), a model for coterie to load, or, "
+        "with a `url`, the name of a model on that server.",
         source="MOAT: DeepSeek-R1-Distill-Qwen-32B, GPT-4",
         min_length=1,
     )
@@ -105,7 +105,8 @@ class CorrectionSettings(Settings):
     )
     unreadable: Literal["drop", "keep", "gold"] = key(
         "gold",
-        "Training row if the critic's reply cannot be parsed: none, the actions as they are, or the gold actions.",
+        "Training row if the script rejects the actions, or a model's reply cannot be parsed: none, the actions as "
+        "they are, or the gold actions.",
         source="MOAT's code: keep",
     )
     gold: bool = key(True, "Also train on gold plans with gold actions.", source="MOAT's code")

@@ -1,7 +1,8 @@
 """The ``problems`` micro-world: a planner and a grounder on word problems that ask for a total of quantities.
 
-An owner may have further quantities, which do not count: then a subgoal that names only the owner is ambiguous. A hash
-of the quantities in the total decides the split.
+An owner may have further quantities, which do not count: then a subgoal that names only the owner is ambiguous. Half of
+the quantities are in words ("14 dozen", "half of 48"), which the packaged grounder misreads at times, whatever the plan
+says. A hash of the quantities in the total decides the split.
 """
 
 import random
@@ -29,19 +30,26 @@ from coterie.tools.actions.grammar import Action
 
 Wording = Literal["near", "far"]
 """Wording of problems: the same as in training tasks, or different."""
-Sign = Literal["+", "-", "*"]
+Sign = Literal["+", "-", "*", "/"]
 SIGNS: tuple[Sign, ...] = ("+", "-", "*")
-AMBIGUOUS = 0.3
+IN_WORDS = 0.5
+"""How often a quantity is in words: dozens, or half of a number."""
+WORDS: tuple[tuple[Sign, int], ...] = (("*", 12), ("/", 2))
+MISREADINGS = {"* 12": "* 10", "/ 2": "* 2"}
+"""Right ends of calculations, and what the packaged grounder writes instead. No other calculation ends like these."""
+AMBIGUOUS = 0.5
 MORE = 2
 OTHERS = (1, 2)
-FIRSTS, SECONDS = range(11, 60), range(2, 10)
+FIRSTS = range(12, 100, 2)
+SECOND = 5
+"""Second number of calculations that are not in words."""
 PARTS = (2, 3)
 FAR_PARTS = (4,)
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A quantity of an owner, given as a calculation."""
+    """A quantity of an owner, given as a calculation or in words."""
 
     owner: str
     thing: str
@@ -54,11 +62,17 @@ class Fact:
         return f"{self.first} {self.sign} {self.second}"
 
     @property
+    def words(self) -> str:
+        in_words = {("*", 12): f"{self.first} dozen", ("/", 2): f"half of {self.first}"}
+        return in_words.get((self.sign, self.second), self.calculation)
+
+    @property
     def value(self) -> int:
         return {
             "+": self.first + self.second,
             "-": self.first - self.second,
             "*": self.first * self.second,
+            "/": self.first // self.second,
         }[self.sign]
 
 
@@ -105,18 +119,24 @@ def generate(
 def _draw(name: str, count: int, wording: Wording, ambiguous: float, rng: random.Random) -> Problem:
     # The first owners are part of the total; the others are distractors.
     owners = rng.sample(OWNERS, count + rng.choice(OTHERS))
-    all_facts: list[Fact] = []
+    quantities: list[tuple[str, str]] = []
     for index, owner in enumerate(owners):
         # With further quantities of an owner, a subgoal that names only the owner is ambiguous.
         distractors = MORE if index < count and rng.random() < ambiguous else 0
-        all_facts += [draw_fact(owner, thing, rng) for thing in rng.sample(THINGS, 1 + distractors)]
+        quantities += [(owner, thing) for thing in rng.sample(THINGS, 1 + distractors)]
+    all_facts = draw_facts(quantities, rng)
     firsts = [next(fact for fact in all_facts if fact.owner == owner) for owner in owners[:count]]
     # The order of the facts must not tell which of them count.
     return Problem(name, tuple(firsts), tuple(rng.sample(all_facts, len(all_facts))), wording)
 
 
-def draw_fact(owner: str, thing: str, rng: random.Random) -> Fact:
-    return Fact(owner, thing, rng.choice(FIRSTS), rng.choice(SIGNS), rng.choice(SECONDS))
+def draw_facts(quantities: Sequence[tuple[str, str]], rng: random.Random) -> list[Fact]:
+    """Draw a calculation for each owner and thing; all first numbers differ."""
+    facts = []
+    for (owner, thing), first in zip(quantities, rng.sample(FIRSTS, len(quantities)), strict=True):
+        plain, word = (rng.choice(SIGNS), SECOND), rng.choice(WORDS)
+        facts.append(Fact(owner, thing, first, *(word if rng.random() < IN_WORDS else plain)))
+    return facts
 
 
 PLANNER_PROMPT = "Plan."
@@ -125,8 +145,8 @@ GROUNDER_PROMPT = "Act."
 TOTAL = "add all"
 CAREFUL_BRIEFS = 0.95
 _FACTS: dict[Wording, str] = {
-    "near": "{owner}'s {thing} are {calculation}.",
-    "far": "For {owner}'s {thing} take {calculation}.",
+    "near": "{owner}'s {thing} are {words}.",
+    "far": "For {owner}'s {thing} take {words}.",
 }
 _QUESTIONS: dict[Wording, str] = {"near": "How many are {parts} together?", "far": "Count {parts}."}
 
@@ -172,7 +192,7 @@ def results(problem: Problem) -> list[str]:
 
 
 def fact_text(fact: Fact, wording: Wording) -> str:
-    return _FACTS[wording].format(owner=fact.owner, thing=fact.thing, calculation=fact.calculation)
+    return _FACTS[wording].format(owner=fact.owner, thing=fact.thing, words=fact.words)
 
 
 class Calculations(Maths):
