@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from importlib import import_module
 from pathlib import Path
@@ -65,8 +65,9 @@ from experiments.results import (
 )
 
 NAMES = (
-    *("optima", "optima/isft", "sweet_rl", "sweet_rl-frontend", "moat", "dense_tree"),
-    *("dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "gap-rounds", "multi_agent"),
+    *("optima", "optima/isft", "sweet_rl", "sweet_rl-critics", "sweet_rl-frontend", "moat"),
+    *("dense_tree", "dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "gap-rounds"),
+    "multi_agent",
 )
 SPARE_SEED = 1_000
 """Seed of gates and decodes. No claim has it."""
@@ -87,6 +88,8 @@ class Gate:
     passed: bool
     conditions: str
     """The conditions on the values, in words."""
+    failed: Mapping[str, str] = field(default_factory=dict)
+    """Claims that have a condition of their own which is not met, and the condition. They are reported only."""
 
 
 UNGATED = Gate({}, passed=True, conditions="")
@@ -531,7 +534,10 @@ def print_gate(gate: Gate, x: Experiment, *, alone: bool) -> None:
         results().print(f"seed {SPARE_SEED}, before training: {values}")
     if not gate.passed:
         results().print(f"that is not enough to test the claims: {gate.conditions}")
+    for claim, condition in gate.failed.items():
+        results().print(f"the gate of the claim {claim} failed: {condition}")
     if alone or not gate.passed:
         show_decodes(decodes)
         rounded = {name: round(value, 4) for name, value in gate.values.items()}
-        print(json.dumps({**rounded, "passed": gate.passed, "decodes": decodes}))
+        verdict = {"passed": gate.passed, "failed": [*gate.failed]}
+        print(json.dumps({**rounded, **verdict, "decodes": decodes}))

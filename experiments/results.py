@@ -251,6 +251,8 @@ def show(protocol: Mapping[str, Any], measurements: Measurements, claims: Sequen
     for c in claims:
         # One seed decides nothing, neither for nor against a claim.
         holds = "1 seed" if c.seeds < 2 else "yes" if c.holds else "NO"
+        if c.id.removesuffix("_best_decode") in protocol["gate"]["failed"]:
+            holds += ", gate failed"
         table.add_row(c.claim, holds, f"{c.effect:+.3f}", f"{c.p}", f"{c.p_seeds}", c.tried)
     console(150).print(table)
     rows = [asdict(row) for row in measurements.rows]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -149,6 +150,7 @@ def test_the_gate_of_moat_plays_each_plan_with_clear_and_brief_parts() -> None:
 PROTOCOL = {
     **{"experiment": "multi_agent", "commit": "0123456789abcdef", "commit_date": "2026-11-29"},
     **{"changed": False, "decodes": {"Trap": {"temperature": 0.0, "scores": {"0": 0.9, "1": 0.5}}}},
+    "gate": {"failed": {}},
 }
 
 
@@ -201,6 +203,21 @@ def test_claims_over_the_base_are_against_its_best_decode_at_both_decodes() -> N
         Hypothesis("over_base", "", "ours", "base" + BEST)
     )
     assert claim.effect == pytest.approx(0.4)
+
+
+def test_a_claim_whose_gate_failed_says_so_beside_its_result(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    scores = {"ours": 0.7, f"ours{BEST}": 0.9, "control": 0.6, f"control{BEST}": 0.95}
+    claims = measurements_of(scores).test(
+        Hypothesis("gated", "gated", "ours", "control"),
+        Hypothesis("free", "free", "ours", "control"),
+    )
+    show(PROTOCOL | {"gate": {"failed": {"gated": "a - b at least 0.1"}}}, Measurements(), claims)
+    lines = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    holds = {cells[0]: cells[1] for cells in lines if len(cells) > 1}
+    assert (holds["gated"], holds["free"]) == ("yes, gate failed", "yes")
+    assert (holds[f"gated{BEST}"], holds[f"free{BEST}"]) == ("NO, gate failed", "NO")
 
 
 def test_a_result_file_prints_the_same_tables_and_refuses_the_tasks_of_other_runs(

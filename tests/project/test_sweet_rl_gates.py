@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from coterie.environments.persona import ASPECTS, QUESTIONS, THEMES, WISHES, Persona, aspect_sets
+from experiments.sweet_rl import CRITIC, ON_REFERENCE, judged
 from experiments.sweet_rl_gates import (
     ACTIONS,
     ANSWER,
@@ -76,3 +77,24 @@ def test_actions_and_themes_are_read_from_texts() -> None:
     tasks = Persona().tasks("train", 40, 0)
     assert len({theme_of(task) for task in tasks}) > 8 and {*map(theme_of, tasks)} <= {*THEMES}
     assert WISHES < QUESTIONS < len(ASPECTS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed", "failed"),
+    [
+        ({}, True, False),
+        # Only claims on the reference need its critic.
+        ({CRITIC + "no_reference": 0.61}, True, True),
+        ({"base": 0.56}, False, False),
+        ({"reference_share": 0.19}, False, False),
+        ({"reference_share": 0.46}, False, False),
+        ({"asker": 0.74}, False, False),
+    ],
+)
+def test_claims_on_the_reference_have_a_gate_of_their_own(
+    changes: dict[str, float], passed: bool, failed: bool
+) -> None:
+    values = {"reference_share": 0.3, "base": 0.4, "asker": 0.9}
+    critics = {CRITIC + "sweet": 0.7, CRITIC + "no_reference": 0.59}
+    gate = judged(values | critics | changes)
+    assert gate.passed == passed and [*gate.failed] == [*ON_REFERENCE] * failed
