@@ -15,7 +15,7 @@ Rows without a claim: joint alignment with 2 and 5 plans a task in place of 15.
 
 The control trains on right plans and right actions, on as many rows as joint alignment: tasks are drawn until there are
 as many. Joint alignment improves its grounder without right actions: the critic accepts actions whose answer is right,
-and rejects others (`correct.unreadable=drop correct.gold=false` in the preset). The rewards of plans need right
+and rejects others (`correct.rejected=drop correct.gold=false` in the preset). The rewards of plans need right
 actions, as in the paper.
 
 The world has two faults: plans that mean several things, and quantities in words that the grounder misreads whatever

@@ -46,7 +46,7 @@ METHODS = {
         "policy.train.batch_rows=4"
     ),
     "moat/maths": MOAT.replace("tasks=3 rollout.samples=3", "tasks=6 rollout.samples=5")
-    + " start.enabled=true correct.unreadable=gold correct.gold=true",
+    + " start.enabled=true correct.rejected=gold correct.gold=true",
     "moat/complex_qa": (
         f"{MOAT} model=tiny-exchange dataset=strategyqa_plans dataset.source=sample environment.corpus=pages"
     ),

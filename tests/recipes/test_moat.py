@@ -148,9 +148,7 @@ def test_the_grounder_learns_right_actions_under_the_plan_that_was_sampled_and_r
     sampled = {tree.task: tree for tree in trees(run)}
     with_plan = [one for one in trees(run, "correct") if len(one.leaves()) == 2]
     counts = run.metrics(StageKey(1, "correct"))
-    assert counts["unreadable"] == len(with_plan) > 1, (
-        "the script rejects actions and corrects none"
-    )
+    assert counts["rejected"] == len(with_plan) > 1, "the script rejects actions and corrects none"
     for tree in with_plan:
         right = gold(run.store.task(tree.task))
         corrected, own = sorted(tree.leaves(), key=lambda turn: turn.draw)
@@ -186,7 +184,7 @@ def test_the_grounder_of_the_micro_world_learns_only_its_own_actions_with_right_
         for leaf, outcome in tree.outcomes.items()
         if outcome.score == 1
     }
-    assert len(learned) == counts["accepted"] == counts["rows"] > 2 and counts["unreadable"] > 2
+    assert len(learned) == counts["accepted"] == counts["rows"] > 2 and counts["rejected"] > 2
     assert {turn.author for turn in learned} == {"grounder@0"}
     assert {turn.text for turn in learned} <= right
 
@@ -238,21 +236,21 @@ def test_both_may_be_adapters_of_one_base(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("unreadable", "authors"),
+    ("rejected", "authors"),
     [("drop", {"data"}), ("keep", {"data", "grounder@1"}), ("gold", {"data"})],
 )
-def test_unreadable_corrections_are_counted(done, tmp_path, unreadable, authors):
+def test_rejections_are_counted(done, tmp_path, rejected, authors):
     overrides = (
         "correct.critic.model=tiny-exchange", "correct.critic.max_tokens=8",
-        f"correct.unreadable={unreadable}", "parts=grounder",
+        f"correct.rejected={rejected}", "parts=grounder",
     )  # fmt: skip
     folder, steps = tmp_path / "run", [StageKey(1, "correct")]
     with whole(folder, *overrides, source=done[1], steps=steps) as (_, run):
         counts = run.metrics(StageKey(1, "correct"))
         found = [turn.author for tree in trees(run, "correct") for turn in tree.leaves()]
-        assert counts["unreadable"] > 1 and counts["accepted"] == counts["corrected"] == 0
+        assert counts["rejected"] > 1 and counts["accepted"] == counts["corrected"] == 0
         assert set(found) == authors
-        learned = 0 if unreadable == "drop" else counts["unreadable"]
+        learned = 0 if rejected == "drop" else counts["rejected"]
         assert len(found) == counts["rows"] == 4 + learned
 
 
@@ -299,7 +297,7 @@ def test_corrections_of_a_step_may_use_the_results_of_those_before(tmp_path):
     recipe = web("dataset=mind2web", f"dataset.source={write_tasks(tmp_path / 'tasks.jsonl')}")
     tasks = recipe.environment.tasks("heldout", 3, 0)
     assert [known_results(task) for task in tasks] == [(), ("R1",), ("R1", "R2")]
-    for number, verdict in ((1, "unreadable"), (2, "corrected"), (3, "corrected")):
+    for number, verdict in ((1, "rejected"), (2, "corrected"), (3, "corrected")):
         correction = Correction("corrected", "Subgoal 1: x", f"R{number} = CLICK(R1, QUERY: x)")
         assert recipe.validate(tasks[number - 1], correction, "").verdict == verdict
 

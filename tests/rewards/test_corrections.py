@@ -12,7 +12,7 @@ from tests.helpers.play_native_calls import Forced, Said
 
 TWO = "Corrected subgoals: Subgoal 1: halve 48\nCorrected actions: R1 = Calculator(48 / 2)"
 CORRECTED = Correction("corrected", "Subgoal 1: halve 48", "R1 = Calculator(48 / 2)")
-ACCEPTED, UNREADABLE = Correction("accepted"), Correction("unreadable")
+ACCEPTED, REJECTED = Correction("accepted"), Correction("rejected")
 
 
 @pytest.mark.parametrize(
@@ -23,14 +23,14 @@ ACCEPTED, UNREADABLE = Correction("accepted"), Correction("unreadable")
         (TWO.replace("Corrected actions", "**Corrected Actions**"), CORRECTED),
         (TWO.replace("goals:", "goals:**").replace("actions:", "actions:**"), CORRECTED),
         (TWO.replace(": Sub", ":\nSub").replace(": R1", ":\nR1"), CORRECTED),
-        ("I can't ACCEPT these.", UNREADABLE),
-        ("Corrected subgoals:\nCorrected actions: R1 = Count(1)", UNREADABLE),
-        (f"ACCEPT\n{TWO}", UNREADABLE),
-        (TWO.partition("\n")[0], UNREADABLE),
-        (TWO.partition("\n")[2], UNREADABLE),
-        ("The actions are fine, I accept them.", UNREADABLE),
-        ("I can't ACCEPTABLY say", UNREADABLE),
-        ("Corrected subgoals:\nCorrected actions:", UNREADABLE),
+        ("I can't ACCEPT these.", REJECTED),
+        ("Corrected subgoals:\nCorrected actions: R1 = Count(1)", REJECTED),
+        (f"ACCEPT\n{TWO}", REJECTED),
+        (TWO.partition("\n")[0], REJECTED),
+        (TWO.partition("\n")[2], REJECTED),
+        ("The actions are fine, I accept them.", REJECTED),
+        ("I can't ACCEPTABLY say", REJECTED),
+        ("Corrected subgoals:\nCorrected actions:", REJECTED),
     ],
 )
 def test_a_reply_is_read_as_what_it_says(reply, correction):

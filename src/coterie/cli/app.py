@@ -381,7 +381,7 @@ def reproduce(
         str,
         typer.Argument(
             metavar="CLAIMS",
-            help="optima, optima/isft, sweet_rl, moat, dense_tree, gap-sft, gap, gap-rounds, or multi_agent.",
+            help="optima, sweet_rl, moat, dense_tree, gap, multi_agent, or another name of the README.",
         ),
     ],
     scale: Annotated[Literal["tiny"], typer.Option(help="Size of the runs.")] = "tiny",

@@ -88,7 +88,7 @@ WHOLE, HALF = "measure", "measure_half"
 """Stages that measure J: after a whole iteration, and between its two halves."""
 LEFT_OUT = ("empty", "truncated", "equal", "leaks")
 """Reasons why a plan has no reward: it is empty, truncated, a duplicate, or quotes the gold actions."""
-COUNTS = ("accepted", "corrected", "unreadable", "rows")
+COUNTS = ("accepted", "corrected", "rejected", "rows")
 IN_FLIGHT = 16
 """Tasks scored or reviewed concurrently."""
 Written = tuple[WrittenTurn, WrittenTurn]
@@ -317,13 +317,13 @@ class Moat(Recipe):
         """Yield the author of corrections, and a function that accepts or corrects the actions of a plan.
 
         The script accepts actions that gave the right answer and has no correction for others. A chat model sees no
-        execution results, and its truncated reply is unreadable. Neither sees the gold actions.
+        execution results, and its truncated reply rejects. Neither sees the gold actions.
         """
         s = self.settings.correct.critic
         if s.url is None and s.model == SCRIPT:
 
             async def compare(task: Task, plan: Turn, actions: Turn, score: float) -> Correction:
-                return Correction("accepted" if score >= 1 else "unreadable")
+                return Correction("accepted" if score >= 1 else "rejected")
 
             yield f"critic:{SCRIPT}", compare
             return
@@ -336,20 +336,20 @@ class Moat(Recipe):
                 question = correction_question(request(task), plan.text, actions.text, tools)
                 reply = await chat.ask(question, seed)
                 # A truncated reply may end before its actions are complete.
-                return Correction("unreadable") if reply.truncated else read_correction(reply.text)
+                return Correction("rejected") if reply.truncated else read_correction(reply.text)
 
             yield f"critic:{chat.name}", ask
 
     def validate(self, task: Task, correction: Correction, actions: str) -> Correction:
-        """Return the correction, or an unreadable one if the actions to train on have problems."""
+        """Return the correction, or a rejection if the actions to train on have problems."""
         # Accepted actions are checked as well, because they are trained on.
         domain, results = self.environment.domain.name, known_results(task)
         actions = actions if correction.verdict == "accepted" else correction.actions
         if (
-            correction.verdict == "unreadable"
+            correction.verdict == "rejected"
             or check_actions(actions, domain, results=results).problems
         ):
-            return Correction("unreadable")
+            return Correction("rejected")
         return correction
 
     def make_examples(
@@ -366,16 +366,16 @@ class Moat(Recipe):
             if s.subgoals == "corrected":
                 own_plan = WrittenTurn(PLANNER, correction.subgoals, author)
             return [(own_plan, WrittenTurn(GROUNDER, correction.actions, author))]
-        if verdict == "accepted" or s.unreadable == "keep":
+        if verdict == "accepted" or s.rejected == "keep":
             return [(own_plan, own_actions)]
-        return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.unreadable == "gold" else []
+        return [(own_plan, WrittenTurn(GROUNDER, right, DATA))] if s.rejected == "gold" else []
 
     @stage("improve", after="correct", uses=("improve", "train"), trains=GROUNDER)
     def improve(self, run: Run, i: int, progress: Progress) -> Metrics:
         """Train the grounder by SFT on the rows of :meth:`correct`: ``L = -sum_l log pi_g(a_l | a_<l, x, I, s)``."""
         empty = UserError(
             f"iteration {i} has no training rows for the grounder",
-            "use correct.gold=true or correct.unreadable=gold, or another correct.critic",
+            "use correct.gold=true or correct.rejected=gold, or another correct.critic",
         )
         train = self.trainings()["improve.train"]
         return train_sft(self, run, i, train, progress, role=GROUNDER, empty=empty)

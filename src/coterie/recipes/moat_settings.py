@@ -103,10 +103,10 @@ class CorrectionSettings(Settings):
         "Subgoals in the prompt of corrected actions: sampled by the planner, or corrected by the critic.",
         source="MOAT: corrected",
     )
-    unreadable: Literal["drop", "keep", "gold"] = key(
+    rejected: Literal["drop", "keep", "gold"] = key(
         "gold",
-        "Training row if the script rejects the actions, or a model's reply cannot be parsed: none, the actions as "
-        "they are, or the gold actions.",
+        "Training row if the critic rejects the actions, or its reply cannot be parsed: none, the actions as they "
+        "are, or the gold actions.",
         source="MOAT's code: keep",
     )
     gold: bool = key(True, "Also train on gold plans with gold actions.", source="MOAT's code")

@@ -380,9 +380,8 @@ def assemble(
         previous: Id of the turn before a turn in its conversation; by default the turn of the call before.
     """
     segments: list[Segment] = []
-    open_segments: dict[
-        str, tuple[Segment, tuple[int, ...]]
-    ] = {}  # by last turn: a segment and its ids
+    # By last turn: a segment that a turn may still extend, and its ids.
+    open_segments: dict[str, tuple[Segment, tuple[int, ...]]] = {}
     last = ""
     for prompt, turn in prompts:
         before = (previous or {}).get(turn.id, last)

@@ -236,7 +236,7 @@ def _checked(numbers: list[float]) -> list[float]:
     return numbers
 
 
-Verdict = Literal["accepted", "corrected", "unreadable"]
+Verdict = Literal["accepted", "corrected", "rejected"]
 
 ACCEPTED = "ACCEPT"
 # Chat models decorate the lines (`**Corrected actions:**`), or write the text on the next line. The
@@ -279,7 +279,7 @@ def read_correction(reply: str) -> Correction:
     if accepted and not subgoals and not actions:
         return Correction("accepted")
     if accepted or not (subgoals and actions):
-        return Correction("unreadable")
+        return Correction("rejected")
     # A critic that reasons first may write the lines several times; the last is its result.
     return Correction("corrected", subgoals[-1].strip(), actions[-1].strip())
 

@@ -440,18 +440,8 @@ class Branches:
         max_tokens = None
         if isinstance(self.environment, AnswersRequests):
             stop, max_tokens = self.environment.request_limits(position.state)
-        arguments = (
-            self.tree,
-            position.node,
-            actor,
-            messages,
-            seed,
-            draw,
-            offered,
-            stop,
-            self.task,
-        )
-        return Prompt(*arguments, max_tokens)
+        node, calls = position.node, (offered, stop)
+        return Prompt(self.tree, node, actor, messages, seed, draw, *calls, self.task, max_tokens)
 
     async def respond(
         self, position: Position, seeds: Mapping[str, int], draw: int
