@@ -14,6 +14,7 @@ from coterie.environments.persona import (
     ASPECTS,
     HIDDEN,
     QUESTIONS,
+    SENTENCES,
     THEMES,
     WISHES,
     Choice,
@@ -125,7 +126,7 @@ def reference_share(rates: Rates) -> float:
 def table_asker() -> float:
     """Return the success of an agent that asks about the likely aspects first, and then about the others."""
     chances = []
-    for theme, (_, likely) in THEMES.items():
+    for theme, likely in THEMES.items():
         order = [*likely, *(aspect for aspect in ASPECTS if aspect not in likely)]
         asked = {*order[:QUESTIONS]}
         chances.append(sum(p for present, p in aspect_sets(theme).items() if present <= asked))
@@ -140,12 +141,12 @@ def mean_rank(theme: str, action: str) -> int:
     """
     if action in (ANSWER, WASTED):
         return (ANSWER, WASTED).index(action)
-    return 3 if action in THEMES[theme].likely else 2
+    return 3 if action in THEMES[theme] else 2
 
 
 def theme_of(task: Task) -> str:
     request = str(task.public["question"])
-    return next(name for name, theme in THEMES.items() if request.startswith(theme.sentence))
+    return next(theme for theme in THEMES if request.startswith(SENTENCES[theme]))
 
 
 def critic_accuracy(recipe: SweetRL, run: Run) -> dict[str, HeldOutResult]:

@@ -17,7 +17,7 @@ from coterie.environments.persona import (
     CHOICES,
     KINDS,
     NAMES,
-    THEMES,
+    SENTENCES,
     WISHES,
     canonical_key,
     source_of,
@@ -50,7 +50,7 @@ def code_words() -> list[str]:
     """Return the words of functions, with the space before those that follow one in the code, and themes."""
     source = source_of(NAMES[0], [choice for aspect in ASPECTS for choice in CHOICES[aspect]])
     words = {word for word in re.findall(r" ?[A-Za-z]+", source) if word != "def"}
-    return sorted({*words, "def", *(f" {name}" for name in (*NAMES, *THEMES))})
+    return sorted({*words, "def", *(f" {name}" for name in (*NAMES, *SENTENCES))})
 
 
 def _tokenizer_texts(seed: int) -> Iterator[str]:

@@ -151,8 +151,10 @@ def test_a_run_by_ray_client_equals_the_run_on_one_machine(
     ray.shutdown()
     overrides = [*informative_overrides(plain), *PLAIN, *ON_RAY, f"cluster={cluster.client}"]
     overrides += ["steps.count=1", "engine.vllm.servers=1"]
-    run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
-    ray.shutdown()
+    try:
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
+    finally:
+        ray.shutdown()  # the next test connects without the client, even if this one failed
     ours, theirs = items(tmp_path / "run"), items(plain / "run")
     first = [key for key in ours if key.startswith(f"0/{REINFORCE}")]
     assert first and all(ours[key] == theirs[key] for key in first)

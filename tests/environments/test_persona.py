@@ -16,6 +16,7 @@ from coterie.environments.persona import (
     MAX_TURNS,
     NO_WISH,
     QUESTIONS,
+    SENTENCES,
     SYSTEM_PROMPT,
     THEMES,
     TOO_MUCH,
@@ -55,14 +56,14 @@ def test_the_steps_of_a_function_do_what_they_say():
 
 
 def test_each_aspect_is_likely_in_half_of_the_themes():
-    likely = Counter(aspect for theme in THEMES.values() for aspect in theme.likely)
+    likely = Counter(aspect for theme in THEMES.values() for aspect in theme)
     assert likely == dict.fromkeys(ASPECTS, len(THEMES) / 2)
 
 
 @pytest.mark.parametrize(("split", "share"), [("heldout", LIKELY_SHARE), ("corpus", 0.5)])
 def test_wishes_are_about_likely_aspects_except_in_pre_training(split: MicroSplit, share: float):
-    tasks = generate_tasks(split, 1)[:1000]
-    wishes = [choice.aspect in THEMES[t.theme].likely for t in tasks for choice in t.choices]
+    tasks = [task for task in generate_tasks(split, 1)[:4000] if task.theme in THEMES]
+    wishes = [choice.aspect in THEMES[t.theme] for t in tasks for choice in t.choices]
     assert len(wishes) == WISHES * len(tasks)
     assert sum(wishes) / len(wishes) == pytest.approx(share, abs=0.03)
 
@@ -78,7 +79,7 @@ def test_the_enumerated_sets_of_aspects_are_those_of_tasks():
 
 def test_the_request_tells_the_theme_and_the_number_of_wishes_but_no_aspect():
     for task in TASKS:
-        assert THEMES[task.theme].sentence in task.opening and f"{WISHES} wishes" in task.opening
+        assert SENTENCES[task.theme] in task.opening and f"{WISHES} wishes" in task.opening
         assert not aspects_in(task.opening)
 
 
@@ -125,7 +126,7 @@ def test_the_user_tells_one_choice_at_a_time(text: str, reply: str):
 
 
 def test_scripted_questions_are_about_one_aspect_and_vague_ones_about_none():
-    for theme in THEMES:
+    for theme in SENTENCES:
         assert all(aspects_in(question(theme, ask)) == [aspect] for aspect, ask in ASKS.items())
         assert not any(aspects_in(question(theme, ask)) for ask in VAGUE)
 

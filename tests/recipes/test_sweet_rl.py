@@ -199,7 +199,7 @@ def test_a_critic_is_judged_by_pairs_of_first_candidates(run: Run) -> None:
         own.fingerprint(StageKey(1, "reward")), "advantage", iteration=1, stage="rollout"
     )
     for task, result in judged.items():
-        likely = THEMES[theme_of(store.task(task))].likely
+        likely = THEMES[theme_of(store.task(task))]
         first = next(g for g in candidates(trees[task]) if g[0].parent != trees[task].root and not any(
             turn.speaker.kind == "agent" for turn in trees[task].path(g[0].parent)
         ))  # fmt: skip

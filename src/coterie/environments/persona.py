@@ -148,39 +148,37 @@ NAMES = split_words(
 )
 
 
-class Theme(NamedTuple):
-    """What the numbers of a function are about."""
-
-    sentence: str
-    likely: tuple[Aspect, ...]
-    """Aspects of most wishes. Neither the request nor a prompt tells them."""
-
-
-THEMES: dict[str, Theme] = {
-    "eggs": Theme("I note the eggs of my hens every day.", ("keep", "change", "front", "end")),
-    "prices": Theme("My shop has a list of prices.", ("keep", "order", "cut", "front")),
-    "visitors": Theme("We count the visitors of our library.", ("order", "skip", "front", "end")),
-    "runs": Theme("I write down the length of my runs.", ("change", "skip", "copy", "end")),
-    "points": Theme("Our club has the points of all players.", ("cut", "copy", "front", "end")),
-    "ages": Theme(
-        "I have the ages of the children in my class.", ("keep", "change", "cut", "copy")
-    ),
-    "apples": Theme(
-        "My garden gives me some apples every week.", ("keep", "change", "order", "cut")
-    ),
-    "rain": Theme("We measure the rain in our village.", ("keep", "skip", "copy", "front")),
-    "rides": Theme("I write down the minutes of my bus rides.", ("change", "order", "cut", "end")),
-    "bread": Theme(
-        "Our bakery knows how much bread it sells.", ("keep", "change", "order", "skip")
-    ),
-    "letters": Theme("The post office weighs all letters.", ("change", "order", "copy", "front")),
-    "books": Theme("I know the pages of the books that I read.", ("keep", "skip", "cut", "end")),
-    "fish": Theme("My brother counts the fish in his pond.", ("order", "skip", "cut", "copy")),
-    "songs": Theme("The radio has the length of its songs.", ("keep", "order", "copy", "end")),
-    "trees": Theme("We measured the trees of our street.", ("change", "skip", "cut", "front")),
-    "cakes": Theme("My aunt sells cakes on the market.", ("skip", "copy", "front", "end")),
+SENTENCES = {
+    "eggs": "I note the eggs of my hens every day.",
+    "prices": "My shop has a list of prices.",
+    "visitors": "We count the visitors of our library.",
+    "runs": "I write down the length of my runs.",
+    "points": "Our club has the points of all players.",
+    "ages": "I have the ages of the children in my class.",
+    "apples": "My garden gives me some apples every week.",
+    "rain": "We measure the rain in our village.",
+    "rides": "I write down the minutes of my bus rides.",
+    "bread": "Our bakery knows how much bread it sells.",
+    "letters": "The post office weighs all letters.",
+    "books": "I know the pages of the books that I read.",
+    "fish": "My brother counts the fish in his pond.",
+    "songs": "The radio has the length of its songs.",
+    "trees": "We measured the trees of our street.",
+    "cakes": "My aunt sells cakes on the market.",
 }
-"""Themes by their word in questions. Each aspect is likely in half of them, so that no aspect is better on average."""
+"""First sentence of a request, by the word of its theme in questions. The ``corpus`` has all themes."""
+
+THEMES: dict[str, tuple[Aspect, ...]] = {
+    "eggs": ("keep", "change", "front", "end"),
+    "prices": ("keep", "order", "cut", "front"),
+    "runs": ("change", "skip", "copy", "end"),
+    "fish": ("order", "skip", "cut", "copy"),
+}
+"""Themes of tasks, and the aspects of most wishes, which neither the request nor a prompt tells.
+
+Each aspect is likely in half of the themes, so that no aspect is better on average. There are few themes, because an
+agent learns their likely aspects from some dozens of dialogues about each.
+"""
 
 LENGTHS, ENTRIES = range(8, 13), range(13)
 TRIES = 8
@@ -221,7 +219,8 @@ def generate_tasks(split: MicroSplit, seed: int) -> Iterator[PersonaTask]:
 
 def _draw(task_id: str, split: MicroSplit, rng: random.Random) -> PersonaTask | None:
     """Return a task, or None if the draw belongs to another split or no calls distinguish its choices from others."""
-    theme, name = rng.choice([*THEMES]), rng.choice(NAMES)
+    theme = rng.choice([*(SENTENCES if split == "corpus" else THEMES)])
+    name = rng.choice(NAMES)
     aspects = rng.sample(ASPECTS, WISHES) if split == "corpus" else _aspects(theme, rng)
     # The function applies choices in the fixed order of aspects, however they were drawn.
     choices = tuple(rng.choice(CHOICES[aspect]) for aspect in ASPECTS if aspect in aspects)
@@ -233,7 +232,7 @@ def _draw(task_id: str, split: MicroSplit, rng: random.Random) -> PersonaTask | 
     return PersonaTask(
         task_id,
         opening=(
-            f"{THEMES[theme].sentence} I have {WISHES} wishes for a function. "
+            f"{SENTENCES[theme]} I have {WISHES} wishes for a function. "
             f"Its signature is: def {name}(xs)"
         ),
         reference=source_of(name, choices),
@@ -245,7 +244,7 @@ def _draw(task_id: str, split: MicroSplit, rng: random.Random) -> PersonaTask | 
 
 
 def _aspects(theme: str, rng: random.Random) -> list[Aspect]:
-    likely = THEMES[theme].likely
+    likely = THEMES[theme]
     count = sum(rng.random() < LIKELY_SHARE for _ in range(WISHES))
     others = [aspect for aspect in ASPECTS if aspect not in likely]
     return rng.sample(likely, count) + rng.sample(others, WISHES - count)
@@ -253,7 +252,7 @@ def _aspects(theme: str, rng: random.Random) -> list[Aspect]:
 
 def aspect_sets(theme: str) -> dict[frozenset[str], float]:
     """Return the probability of each set of aspects under a theme."""
-    likely, result = {*THEMES[theme].likely}, dict[frozenset[str], float]()
+    likely, result = {*THEMES[theme]}, dict[frozenset[str], float]()
     for aspects in combinations(ASPECTS, WISHES):
         count = len(likely.intersection(aspects))
         among, rest = comb(len(likely), count), comb(len(ASPECTS) - len(likely), WISHES - count)
