@@ -7,8 +7,8 @@ p < 0.05 each; 500 held-out tasks a seed):
 * in each world, GRPO scores above expert iteration: the same loop, which imitates the dialogues with the highest reward
   of their group. Groups with equal rewards teach neither of them.
 
-Equal for all: steps, learning rate, and 64 dialogues a step. DAPO draws up to twice as many more where groups have equal
-rewards. Nothing was tuned.
+Equal for all: steps, learning rate, and 64 dialogues a step. DAPO draws up to twice as many more, where rewards of
+groups are equal. Nothing was tuned.
 
 Gate, on the spare seed: rewards differ in at least 0.2 of the groups of eight, and the base at its best decode scores
 at most 0.8.
