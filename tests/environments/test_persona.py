@@ -56,7 +56,7 @@ def test_the_steps_of_a_function_do_what_they_say():
 
 
 def test_each_aspect_is_likely_in_half_of_the_themes():
-    likely = Counter(aspect for theme in THEMES.values() for aspect in theme)
+    likely = Counter(aspect for aspects in THEMES.values() for aspect in aspects)
     assert likely == dict.fromkeys(ASPECTS, len(THEMES) / 2)
 
 
