@@ -12,12 +12,13 @@ from coterie.environments import settings as environment_settings
 from coterie.environments.plans.problems import Fact, Problem, as_task
 from coterie.errors import UserError
 from coterie.progress import Silent
-from experiments import experiment, moat, multi_agent
+from experiments import experiment, moat, multi_agent, rl
 from experiments.claims import HeldOutResult, Hypothesis, Results, above, brief, token_ratio
 from experiments.experiment import (
     DECODES,
     NAMES,
     SPARE_SEED,
+    Decode,
     Experiment,
     load,
     make_recipe,
@@ -328,6 +329,24 @@ def test_an_experiment_ends_with_claims_and_rows_and_is_not_done_twice(cli: Cli)
     assert json.loads(again.out.splitlines()[-1]) == result
     printed = cli("reproduce", "optima/isft", "--from", folder / "optima-isft-tiny.json")
     assert json.loads(printed.out.splitlines()[-1]) == result
+
+
+@pytest.mark.slow
+def test_methods_of_reinforcement_learning_have_equal_steps_and_one_base_in_each_world(
+    tmp_path: Path,
+) -> None:
+    overrides = ["steps.count=1", "rollout.tasks=2", "evaluate.tasks=3", "engine.device=cpu"]
+    x = Experiment(tmp_path, overrides, [7], Silent())
+    x.decodes = dict.fromkeys(rl.WORLDS, Decode(1.0, {}))
+    rl.run(x)
+    rows = {row.method: row for row in x.measurements.rows}
+    bases = {f"{world}: base" for world in rl.WORLDS}
+    assert {name.removesuffix(BEST) for name in rows} == {*rl.RUNS} | bases
+    assert all(rows[name].sampled_tokens > 0 for name in rl.RUNS)
+    # Two dialogues of persona can have equal rewards, which teach PPO nothing.
+    assert {rows[name].steps for name in rl.RUNS if name.startswith("exchange")} == {1}
+    claims = rl.claims(x.measurements)
+    assert len({claim.id for claim in claims}) == len(claims) == 2 * (len(rl.RUNS) + 2)
 
 
 def test_nothing_is_trained_if_the_gate_is_not_passed(
