@@ -25,6 +25,8 @@ from experiments.experiment import (
     portable,
 )
 from experiments.gap_sft import cut
+from experiments.number_words import NAMES as NUMBER_NAMES
+from experiments.number_words import THINGS, NumberWords
 from experiments.results import BEST, Measurements, Training, read, show, tasks_file, write
 from tests.conftest import SMALL, Cli, refused
 
@@ -329,6 +331,19 @@ def test_an_experiment_ends_with_claims_and_rows_and_is_not_done_twice(cli: Cli)
     assert json.loads(again.out.splitlines()[-1]) == result
     printed = cli("reproduce", "optima/isft", "--from", folder / "optima-isft-tiny.json")
     assert json.loads(printed.out.splitlines()[-1]) == result
+
+
+def test_held_out_number_words_have_neither_numbers_nor_wordings_of_training() -> None:
+    world, wordings, pairs = NumberWords(), dict[str, set[str]](), dict[str, set[frozenset[int]]]()
+    for split in ("train", "heldout"):
+        questions = [str(task.public["question"]) for task in world.tasks(split, 2_000, 0)]
+        numbers = [frozenset(map(int, re.findall(r"\d", question))) for question in questions]
+        pairs[split] = {*numbers}
+        names = "|".join((*NUMBER_NAMES, *THINGS))
+        wordings[split] = {re.sub(rf"\d|{names}", "_", question) for question in questions}
+    assert not pairs["train"] & pairs["heldout"] and not wordings["train"] & wordings["heldout"]
+    assert (len(wordings["train"]), len(wordings["heldout"])) == (8, 4)
+    assert len(pairs["train"] | pairs["heldout"]) == 36
 
 
 @pytest.mark.slow
