@@ -65,7 +65,15 @@ from experiments.results import (
 )
 
 NAMES = (
-    *("optima", "optima/isft", "sweet_rl", "sweet_rl-critics", "sweet_rl-frontend", "moat"),
+    *(
+        "optima",
+        "optima/isft",
+        "optima-transfer",
+        "sweet_rl",
+        "sweet_rl-critics",
+        "sweet_rl-frontend",
+        "moat",
+    ),
     *("dense_tree", "dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "gap-rounds"),
     *("multi_agent", "rl", "rl-smollm2"),
 )
