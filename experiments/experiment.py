@@ -65,17 +65,9 @@ from experiments.results import (
 )
 
 NAMES = (
-    *(
-        "optima",
-        "optima/isft",
-        "optima-transfer",
-        "sweet_rl",
-        "sweet_rl-critics",
-        "sweet_rl-frontend",
-        "moat",
-    ),
+    *("optima", "optima/isft", "optima-transfer", "moat", "multi_agent", "rl", "rl-smollm2"),
+    *("sweet_rl", "sweet_rl-critics", "sweet_rl-frontend"),
     *("dense_tree", "dense_tree-density", "dense_tree-textworld", "gap", "gap-sft", "gap-rounds"),
-    *("multi_agent", "rl", "rl-smollm2"),
 )
 SPARE_SEED = 1_000
 """Seed of gates and decodes. No claim has it."""
