@@ -8,7 +8,7 @@ import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from experiments import dense_tree_density
+from experiments import dense_tree_density, multi_agent
 from experiments.experiment import Experiment, held_out_results, load, make_recipe
 from experiments.results import CHECKOUT, read
 from experiments.sweet_rl import BACKEND
@@ -19,9 +19,19 @@ FILES = [
     # Files of the earlier protocol have no results of tasks.
     if file.with_suffix(".tasks.json.gz").is_file()
 ]
+
+
+def lengths(overrides: list[str]) -> Recipe:
+    _, world, words = multi_agent.METHODS["own weights"]
+    settings = [*multi_agent.COMMON, *words, *overrides]
+    recipe: Recipe = make_recipe("rl/grpo", settings, f"{multi_agent.WORLDS}:{world}")
+    return recipe
+
+
 BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "dense_tree-density": ("base", dense_tree_density.make),
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
+    "multi_agent": ("base of lengths", lengths),
     "sweet_rl": ("zero_shot", lambda overrides: make_recipe(BACKEND, overrides)),
 }
 """Row of the untrained base and its recipe, by experiment."""

@@ -1,5 +1,6 @@
 """Runs of reinforcement learning: what a step samples and trains on, how a run resumes, and what it refuses."""
 
+import gc
 import itertools
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 from coterie.cli.report import write_report
+from coterie.engines.inprocess import InProcessEngine
 from coterie.errors import UserError
 from coterie.models.loading import load
 from coterie.progress import Silent
@@ -29,6 +31,7 @@ from coterie.rewards.dialogue_reward import PathReward, PathRewardSettings
 from coterie.runs.loop import REINFORCE
 from coterie.runs.reinforce_batch import AgentPath, paths_of
 from coterie.runs.reinforce_record import LEFT_OUT, STEP, step_records
+from coterie.runs.roles import Roles
 from coterie.runs.run import Run, StageKey, open_run
 from coterie.training import checkpoint
 from coterie.training.checkpoint import weight_hash
@@ -310,6 +313,20 @@ def test_rewards_that_never_differ_leave_the_policy_bitwise_as_it_was(
     if method == "rl/ppo":
         assert records[1]["critic/updates"] == 4, "what is to be expected can be learned"
         assert final_weights(tmp_path / "run", "critic") != as_it_began
+
+
+def test_a_finished_run_frees_its_models_without_a_garbage_collection(tmp_path: Path) -> None:
+    def engines() -> set[int]:
+        return {id(o) for o in gc.get_objects() if isinstance(o, InProcessEngine | Roles)}
+
+    overrides = [*SMALL, "steps.count=1", "rollout.max_tokens=16", "evaluate.tasks=1"]
+    earlier = engines()
+    gc.disable()
+    try:
+        run_to_end(make_recipe("rl/grpo", overrides), tmp_path / "run")
+        assert not engines() - earlier
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow

@@ -55,6 +55,8 @@ class Interruption:
             raise KeyboardInterrupt
         with suppress(ValueError):
             signal.signal(signal.SIGINT, self._before)
+        # Their object holds this handler. As a cycle, it and its models would live until a full garbage collection.
+        del self._save, self._can_leave
 
     def working(self, works: bool) -> None:
         """Note that an update begins (``works``) or has ended; weights can't be saved in between."""
