@@ -16,10 +16,12 @@ held-out tasks of a seed. No task belongs to two seeds.
 """
 
 import json
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from importlib import import_module
@@ -34,7 +36,7 @@ from coterie.config.plugins import label
 from coterie.config.resolve import flatten
 from coterie.environments.protocol import Environment
 from coterie.errors import UserError, did_you_mean
-from coterie.progress import Progress
+from coterie.progress import Progress, Silent
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import played_by, settings
 from coterie.recipes.registry import recipe as recipe_of
@@ -48,7 +50,7 @@ from coterie.runs.loop import EVALUATION, REINFORCE, Stage, command_line, fork, 
 from coterie.runs.reinforce_record import step_records
 from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.work_items import open_actors, play, sampled_tokens
-from coterie.terminal import ConsoleProgress, results
+from coterie.terminal import ConsoleProgress, notes, results
 from experiments.claims import HeldOutResult
 from experiments.results import (
     BEST,
@@ -417,6 +419,7 @@ def main(
     *,
     gate: bool,
     quick: bool,
+    processes: int,
     source: Path | None,
 ) -> None:
     """Measure the gate and test the claims, unless only the ``gate`` is wanted.
@@ -429,6 +432,7 @@ def main(
         console: Console of messages.
         gate: True to stop after the spare seed.
         quick: True for the methods and settings of ``QUICK``.
+        processes: Number of processes that share the seeds.
         source: Result file whose tables are printed instead.
     """
     module = load(name)
@@ -463,6 +467,8 @@ def main(
     started = time.monotonic()
     protocol = begin(x, name, module)
     try:
+        if processes > 1:
+            run_beside(name, x, processes)
         module.run(x)
     finally:
         # A resumed experiment adds its seconds to those before.
@@ -483,6 +489,56 @@ def main(
     write(file, protocol, x.measurements, claims)
     console.print(f"results: {file}")
     show(protocol, x.measurements, claims)
+
+
+class Titles(Silent):
+    """Progress of a process beside others: the titles of its runs."""
+
+    def say(self, text: str) -> None:
+        if text.startswith("seed "):
+            notes().print(f"{time.strftime('%H:%M:%S')} {text}")
+
+
+def run_beside(name: str, x: Experiment, processes: int) -> None:
+    """Run the seeds in several processes. Afterwards the folder has their runs, which are only read."""
+    import torch  # takes seconds
+
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    torch.set_num_threads(threads)
+    context = multiprocessing.get_context("spawn")
+    shared = (x.folder, x.overrides, x.decodes, x.quick, threads)
+    workers = [
+        context.Process(target=run_seeds, args=(name, x.seeds[n::processes], *shared))
+        for n in range(min(processes, len(x.seeds)))
+    ]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        for worker in workers:
+            worker.terminate()
+
+
+def run_seeds(
+    name: str,
+    seeds: Sequence[int],
+    folder: Path,
+    overrides: Sequence[str],
+    decodes: dict[str, Decode],
+    quick: Quick | None,
+    threads: int,
+) -> None:
+    """Run some seeds of an experiment, in a process of their own."""
+    import torch  # takes seconds
+
+    torch.set_num_threads(threads)
+    x = Experiment(folder, overrides, seeds, Titles(), quick)
+    x.decodes = decodes
+    # The process that started this one meets the same error, and shows it.
+    with suppress(UserError, KeyboardInterrupt):
+        load(name).run(x)
 
 
 PROTOCOL = "protocol.json"

@@ -3,6 +3,8 @@
 import gzip
 import json
 import re
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -344,6 +346,25 @@ def test_held_out_number_words_have_neither_numbers_nor_wordings_of_training() -
     assert not pairs["train"] & pairs["heldout"] and not wordings["train"] & wordings["heldout"]
     assert (len(wordings["train"]), len(wordings["heldout"])) == (8, 4)
     assert len(pairs["train"] | pairs["heldout"]) == 36
+
+
+@pytest.mark.slow
+def test_seeds_in_processes_beside_each_other_have_the_rows_of_one_process(tmp_path: Path) -> None:
+    def rows(folder: str, *words: str) -> list[dict[str, object]]:
+        command = [sys.executable, "-m", "coterie", "reproduce", "optima/isft", *SMALL, *words]
+        command += ["--folder", str(tmp_path / folder)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        # Only the processes of the seeds print titles with a time.
+        titles = re.findall(r"\d\d:\d\d:\d\d seed 1: isft", done.stderr)
+        assert len(titles) == (folder == "both")
+        return [
+            {name: value for name, value in row.items() if name != "seconds"}
+            for row in json.loads(done.stdout.splitlines()[-1])["rows"]
+        ]
+
+    both = rows("both", "--seeds", "2", "--processes", "2")
+    assert {row["seed"] for row in both} == {0, 1}
+    assert [row for row in both if row["seed"] == 1] == rows("one", "--seed", "1")
 
 
 @pytest.mark.slow

@@ -397,6 +397,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="Run two methods with one seed and fewer tasks.")
     ] = False,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Number of processes that share the seeds.")
+    ] = 1,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE", help="Print the tables of a result file."),
@@ -413,6 +416,8 @@ def reproduce(
 
         coterie reproduce moat --gate
 
+        coterie reproduce gap --processes 2
+
         coterie reproduce multi_agent --quick
     """
     checkout = Path(__file__).parents[3]
@@ -423,7 +428,7 @@ def reproduce(
     sys.path.insert(0, str(checkout))
     experiment = import_module("experiments.experiment")
     chosen = range(seeds) if seed is None else [seed]
-    flags = {"gate": gate, "quick": quick, "source": source}
+    flags = {"gate": gate, "quick": quick, "processes": processes, "source": source}
     experiment.main(recipe, folder, chosen, overrides or [], console, **flags)
 
 
