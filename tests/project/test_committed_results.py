@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from experiments import dense_tree_density, multi_agent
+from experiments import dense_tree_density, multi_agent, optima_transfer
 from experiments.experiment import Experiment, held_out_results, load, make_recipe
 from experiments.results import CHECKOUT, read
 from experiments.sweet_rl import BACKEND
@@ -23,15 +24,19 @@ FILES = [
 
 def lengths(overrides: list[str]) -> Recipe:
     _, world, words = multi_agent.METHODS["own weights"]
-    settings = [*multi_agent.COMMON, *words, *overrides]
-    recipe: Recipe = make_recipe("rl/grpo", settings, f"{multi_agent.WORLDS}:{world}")
-    return recipe
+    words = (*multi_agent.COMMON, *words, *overrides)
+    return cast(Recipe, make_recipe("rl/grpo", words, f"{multi_agent.WORLDS}:{world}"))
+
+
+def one_fact(overrides: list[str]) -> Recipe:
+    return optima_transfer.make(Experiment(Path(), overrides, [0], Silent()), "isft", 0)
 
 
 BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "dense_tree-density": ("base", dense_tree_density.make),
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
     "multi_agent": ("base of lengths", lengths),
+    "optima-transfer": ("base", one_fact),
     "sweet_rl": ("zero_shot", lambda overrides: make_recipe(BACKEND, overrides)),
 }
 """Row of the untrained base and its recipe, by experiment."""
