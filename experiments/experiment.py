@@ -46,12 +46,12 @@ from coterie.record.tree import Task
 from coterie.record.turn import digest
 from coterie.rollout.episodes import Episode
 from coterie.runs.evaluation import grade_means, held_out_draws
-from coterie.runs.loop import EVALUATION, REINFORCE, Stage, command_line, fork, run_stages
-from coterie.runs.reinforce_record import step_records
+from coterie.runs.loop import EVALUATION, Stage, command_line, fork, run_stages
 from coterie.runs.run import Run, StageKey, open_run
 from coterie.runs.work_items import open_actors, play, sampled_tokens
 from coterie.terminal import ConsoleProgress, notes, results
 from experiments.claims import HeldOutResult
+from experiments.cost import training_of
 from experiments.results import (
     BEST,
     CHECKOUT,
@@ -329,46 +329,6 @@ def slug(method: str) -> str:
     return method.lower().replace(" ", "_").replace("/", "_of_")
 
 
-def training_of(recipe: Recipe, run: Run, version: int) -> Training:
-    """Return the cost of a policy."""
-    stages = {stage.key: stage for stage in recipe.stages()}
-    finished = [key for key in stages if key.iteration < version and run.is_finished(key)]
-    # A critic learns too, but it is not the policy.
-    player_roles = {*recipe.players().values()}
-    trained = [key for key in finished if player_roles & {*stages[key].trains}]
-    rows, steps, targets = (
-        sum(int(run.metrics(key)[name]) for key in trained)
-        for name in ("rows", "steps", "trained_tokens")
-    )
-    # What the trainings read, and what that was made from. Evaluations are no part of it.
-    inputs, unseen = set(trained), [*trained]
-    while unseen:
-        new = {*stages[unseen.pop()].after} - inputs
-        inputs |= new
-        unseen += new
-    sampled = sum(_sampled_tokens(run, key) for key in inputs)
-    seconds = sum(float(run.metrics(key)["seconds"]) for key in inputs)
-    return Training(rows, steps, targets, sampled, round(seconds, 1))
-
-
-def _sampled_tokens(run: Run, key: StageKey) -> int:
-    """Return the number of tokens that a stage sampled for training."""
-    if key.stage == REINFORCE:
-        steps = step_records(run.store, key.iteration, REINFORCE).values()
-        return sum(int(step["sampled_tokens"]) for step in steps)
-    if key.stage != "rollout":
-        return 0
-    trees = [
-        sum(len(turn.ids) for turn in tree.turns.values() if turn.sample is not None)
-        for tree in run.store.trees(key.iteration, key.stage)
-    ]
-    # Trees hold equal rollouts once, so the counts of rollouts are used where items have them.
-    metrics = run.store.metrics(key.iteration, key.stage).values()
-    counts = [int(m.get("sampled", m["tokens"])) for m in metrics if "tokens" in m]
-    # An expert's traces have tokens too, but nothing was sampled.
-    return sum(counts or trees) if any(trees) else 0
-
-
 def make_recipe(name: str, overrides: Sequence[str], micro_world: str = "") -> Any:
     """Return a recipe under its settings; refuse data other than the micro-world, which is the recipe's first one."""
     world = micro_world or played_by(name)[0]
@@ -491,8 +451,12 @@ def main(
     show(protocol, x.measurements, claims)
 
 
+GRACE = 30
+"""Seconds in which processes may end after Ctrl-C."""
+
+
 class Titles(Silent):
-    """Progress of a process beside others: the titles of its runs."""
+    """Progress of a process beside others: titles of its runs."""
 
     def say(self, text: str) -> None:
         if text.startswith("seed "):
@@ -517,8 +481,10 @@ def run_beside(name: str, x: Experiment, processes: int) -> None:
         for worker in workers:
             worker.join()
     finally:
-        for worker in workers:
-            worker.terminate()
+        # Ctrl-C reaches them, too, and they save what they have.
+        for child in multiprocessing.active_children():
+            child.join(GRACE)
+            child.terminate()
 
 
 def run_seeds(
