@@ -9,7 +9,7 @@ import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from experiments import dense_tree_density, multi_agent, optima_transfer
+from experiments import dense_tree_density, gap_rounds, multi_agent, optima_transfer
 from experiments.experiment import Experiment, held_out_results, load, make_recipe
 from experiments.results import CHECKOUT, read
 from experiments.sweet_rl import BACKEND
@@ -32,8 +32,14 @@ def one_fact(overrides: list[str]) -> Recipe:
     return optima_transfer.make(Experiment(Path(), overrides, [0], Silent()), "isft", 0)
 
 
+def compared(overrides: list[str]) -> Recipe:
+    words = [*gap_rounds.DEFAULTS, *overrides]
+    return gap_rounds.make(Experiment(Path(), words, [0], Silent()), 0)
+
+
 BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "dense_tree-density": ("base", dense_tree_density.make),
+    "gap-rounds": ("base", compared),
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
     "multi_agent": ("base of lengths", lengths),
     "optima-transfer": ("base", one_fact),
