@@ -128,7 +128,9 @@ def test_images_and_missing_templates_are_refused() -> None:
 def test_a_template_that_can_not_be_used_is_refused_when_it_is_loaded(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.models.template.TRY_SECONDS", 1)
+    # A busy machine may need longer for the others.
+    if "within" in problem:
+        monkeypatch.setattr("coterie.models.template.TRY_SECONDS", 1)
     strict = copy(make_tokenizer("chatml"))
     strict.chat_template = source
     with pytest.raises(UserError, match=problem):
