@@ -34,6 +34,7 @@ OTHER = ", two facts"
 """Suffix of rows of the other family."""
 MIN_FIRST, MAX_FIRST = 0.5, 0.8
 TUNING: dict[str, dict[str, float]] = {}
+"""Nothing was tuned."""
 QUICK = Quick(METHODS, ("iterations=2", "evaluate.tasks=200"))
 
 

@@ -34,7 +34,9 @@ GRPO, EXPERT = "GRPO", "expert iteration"
 WORLDS = ("exchange", "persona")
 GROUP = 8
 EQUAL = (
-    *("steps.count=12", "steps.patience=100", "steps.minibatches_per_step=1"),
+    "steps.count=12",
+    "steps.patience=100",
+    "steps.minibatches_per_step=1",
     "train.learning_rate=3e-4",
 )
 GROUPS = ("rollout.tasks=8", f"rollout.rollouts_per_task={GROUP}")

@@ -3,7 +3,7 @@
 The model solves more of them greedily than it samples, so it is trained and judged at temperature 0.5, and the base is
 also judged at its best decode. Held-out tasks have numbers and wordings that no training task has
 (``number_words``). All claims are reported, and were fixed before any run of the claims (one-sided paired tests,
-p < 0.05; three seeds, because a run takes 20 minutes of a core):
+p < 0.05; three seeds, because its runs are long):
 
 * GRPO scores above the base at its best decode;
 * expert iteration scores above the base at its best decode: the same loop, which imitates the paths with the highest
@@ -45,6 +45,7 @@ COMMON = (
 )
 METHODS: dict[str, tuple[str, ...]] = {GRPO: (), EXPERT: ("advantage.baseline=best",)}
 TUNING: dict[str, dict[str, float]] = {}
+"""Nothing was tuned."""
 QUICK = Quick((GRPO, EXPERT), ("steps.count=4", "evaluate.tasks=60"))
 MIN_MEAN, MIN_GAIN, MAX_GREEDY = 0.15, 0.2, 0.8
 GATE_TASKS = 100
