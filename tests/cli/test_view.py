@@ -7,7 +7,9 @@ import html
 import json
 import re
 import shutil
+import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -352,6 +354,22 @@ def test_bad_input_is_one_error(cli: Cli, folder, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"can't listen on port {port}" in refused(cli, "view", folder, "--port", port)
+
+
+def test_ctrl_c_as_soon_as_the_address_is_printed_ends_the_server(viewer, monkeypatch, capsys):
+    def print_and_interrupt(url: str, *, flush: bool) -> None:
+        sys.stdout.write(url)
+        signal.raise_signal(signal.SIGINT)
+
+    # Tests may run in the background of a script, where Ctrl-C is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        monkeypatch.setattr(view_module, "print", print_and_interrupt, raising=False)
+        view_module.serve(viewer, 0, opens=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    out, err = capsys.readouterr()
+    assert out.startswith("http://127.0.0.1:") and err.endswith("stopped\n")
 
 
 def test_the_score_of_the_overview_is_that_of_the_report(folder, viewer):

@@ -1,5 +1,6 @@
 """``coterie view``: the record of a run in the browser, as one HTML file, or as text."""
 
+import asyncio
 import base64
 import contextlib
 import dataclasses
@@ -298,23 +299,33 @@ def serve(viewer: Viewer, port: int, *, opens: bool) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1
         )
-        print(url := f"http://{HOST}:{port}/?token={token}", flush=True)
-        login = f"{getpass.getuser()}@{socket.gethostname()}"
-        console.print(
-            f"from another machine: ssh -N -L {port}:{HOST}:{port} {login}, then open this address there"
-        )
-        console.print("Ctrl-C ends it")
+        url = f"http://{HOST}:{port}/?token={token}"
         with contextlib.suppress(KeyboardInterrupt), TemporaryDirectory() as private:
-            # Without a display, a text browser would take the terminal over.
-            if opens and (
-                os.uname().sysname == "Darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
-            ):
-                # Other users see the arguments of programs, which must not have the token.
-                link = Path(private) / "view.html"
-                link.write_text(f'<meta http-equiv="refresh" content="0;url={url}">')
-                webbrowser.open(link.as_uri())
-            uvicorn.Server(config).run(sockets=[listener])
+
+            async def announce_and_serve() -> None:
+                print(url, flush=True)
+                login = f"{getpass.getuser()}@{socket.gethostname()}"
+                console.print(
+                    f"from another machine: ssh -N -L {port}:{HOST}:{port} {login}, then open this address there"
+                )
+                console.print("Ctrl-C ends it")
+                if opens:
+                    open_in_browser(url, Path(private))
+                await uvicorn.Server(config).serve(sockets=[listener])
+
+            # The address is printed inside of `run`: Ctrl-C while it creates its loop would leave a traceback.
+            asyncio.run(announce_and_serve())
     console.print("stopped")
+
+
+def open_in_browser(url: str, private: Path) -> None:
+    """Open an address with a token in the browser by a file in a private folder."""
+    # Without a display, a text browser would take the terminal over.
+    if os.uname().sysname == "Darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        # Other users see the arguments of programs, which must not have the token.
+        link = private / "view.html"
+        link.write_text(f'<meta http-equiv="refresh" content="0;url={url}">')
+        webbrowser.open(link.as_uri())
 
 
 # -- export -------------------------------------------------------------------------------------------
