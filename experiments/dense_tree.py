@@ -28,19 +28,10 @@ from coterie.recipes.dense_tree import DenseTree
 from coterie.recipes.trainings import train_sft
 from coterie.record.tree import Metrics, Selection
 from coterie.record.turn import digest
-from coterie.rollout.episodes import Episode
 from coterie.runs.loop import Stage
 from coterie.runs.run import Run
 from experiments.claims import Claim, Hypothesis
-from experiments.experiment import (
-    SPARE_SEED,
-    Experiment,
-    Gate,
-    Quick,
-    make_recipe,
-    marked,
-    sampled_scores,
-)
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe, marked
 from experiments.results import BEST, Measurements
 
 NAME = "dense_tree/tiny"
@@ -186,19 +177,9 @@ def gate(x: Experiment) -> Gate:
         ) as run:
             x.choose_decode(recipe, run)
     recipe = make_recipe(NAME, [*x.overrides, f"seed={SPARE_SEED}"])
-    stage = "gate_sampled"
-
-    async def play(run: Run) -> None:
-        sampler = await recipe.sampler(run, 0, 1.0)
-        episodes = [
-            Episode(task, n, 0, stage) for task in recipe.heldout_tasks() for n in range(RUNS)
-        ]
-        await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)
-
     with x.base(recipe) as run:
         base = x.choose_decode(recipe, run)[0.0]
-        recipe.models(run).engines.run(play(run))
-        sampled = sampled_scores(run, 0, stage)
+        sampled = x.sample_groups(recipe, run, RUNS)
     best = fmean(max(scores) - fmean(scores) for scores in sampled)
     return Gate(
         {"best_minus_mean": best, "base": base, "sampled": fmean(map(fmean, sampled))},

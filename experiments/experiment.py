@@ -75,6 +75,8 @@ NAMES = (
 )
 SPARE_SEED = 1_000
 """Seed of gates and decodes. No claim has it."""
+GROUPS = "gate_sampled"
+"""Stage with several episodes of each task of a gate."""
 DECODES = (0.0, 0.3, 0.5, 1.0)
 """Temperatures from which the best one is chosen for the base."""
 
@@ -266,6 +268,30 @@ class Experiment:
         best = max(scores, key=scores.__getitem__)
         self.decodes[label(recipe.settings.benchmark)] = Decode(best, rounded)
         return scores
+
+    def sample_groups(
+        self,
+        recipe: Recipe,
+        run: Run,
+        samples: int,
+        *,
+        version: int = 0,
+        temperature: float = 1.0,
+        tasks: int | None = None,
+    ) -> list[list[float]]:
+        """Play (or resume) the first ``tasks`` held-out tasks, by default all, several times for a gate.
+
+        Returns the scores of each task's episodes.
+        """
+
+        async def sample() -> None:
+            samplers = await recipe.samplers(run, version, temperature)
+            chosen, numbers = recipe.heldout_tasks()[:tasks], range(samples)
+            episodes = [Episode(task, n, version, GROUPS) for task in chosen for n in numbers]
+            await recipe.play_by(run, episodes, samplers, self.progress)
+
+        recipe.models(run).engines.run(sample())
+        return sampled_scores(run, version, GROUPS)
 
     # -- results -----------------------------------------------------------------------------
 

@@ -43,14 +43,7 @@ from coterie.runs.reinforce_record import step_records
 from coterie.runs.run import Run, StageKey
 from coterie.runs.work_items import summary
 from experiments.claims import Claim, Hypothesis
-from experiments.experiment import (
-    SPARE_SEED,
-    Experiment,
-    Gate,
-    Quick,
-    make_recipe,
-    sampled_scores,
-)
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
 from experiments.results import BEST, Measurements
 
 DAPO, GRPO, PPO = "DAPO", "GRPO", "PPO"
@@ -240,18 +233,10 @@ def gate(x: Experiment) -> Gate:
     """Fine-tune with the spare seed, and play its questions greedily and several times sampled."""
     check_methods(x)
     recipe = tiny([*x.overrides, f"seed={SPARE_SEED}"])
-    stage = "gate_sampled"
-
-    async def sample(run: Run) -> None:
-        sampler = await recipe.sampler(run, 1, recipe.settings.rollout.temperature)
-        tasks = recipe.heldout_tasks()
-        episodes = [Episode(task, n, 1, stage) for task in tasks for n in range(PATHS)]
-        await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)
-
     with x.run("SFT", recipe) as run:
         greedy = x.choose_decode(recipe, run, version=1)[0.0]
-        recipe.models(run).engines.run(sample(run))
-        paths = sampled_scores(run, 1, stage)
+        temperature = recipe.settings.rollout.temperature
+        paths = x.sample_groups(recipe, run, PATHS, version=1, temperature=temperature)
     single, best = fmean(map(fmean, paths)), fmean(map(max, paths))
     return Gate(
         {"exact_match": greedy, "pass_1": single, f"pass_{PATHS}": best, "gain": best - single},

@@ -24,12 +24,11 @@ from coterie.environments.workflow.plan_graph import Trace, TraceForm
 from coterie.recipes.gap import Gap
 from coterie.recipes.gap_settings import GapSettings
 from coterie.record.tree import Task
-from coterie.rollout.episodes import Episode
 from coterie.runs.evaluation import held_out_draws
 from coterie.runs.loop import EVALUATION
 from coterie.runs.run import Run
 from experiments.claims import Claim, HeldOutResult, brief, common_tasks
-from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
+from experiments.experiment import GROUPS, SPARE_SEED, Experiment, Gate, Quick, make_recipe
 from experiments.gap import encyclopedia_of
 from experiments.results import Measurements
 
@@ -130,23 +129,18 @@ def claims(measurements: Measurements) -> list[Claim]:
 
 def gate(x: Experiment) -> Gate:
     """Fine-tune with the spare seed, and sample several paths of each held-out question."""
-    recipe, stage = make(x, SPARE_SEED), "gate_sampled"
-
-    async def sample(run: Run) -> None:
-        sampler = await recipe.sampler(run, 1, recipe.settings.rollout.temperature)
-        episodes = [Episode(t, n, 1, stage) for t in recipe.heldout_tasks() for n in range(PATHS)]
-        await recipe.play_by(run, episodes, {recipe.agent: sampler}, x.progress)
-
+    recipe = make(x, SPARE_SEED)
     with x.run(START, recipe) as run:
         x.choose_decode(recipe, run, version=1)
-        recipe.models(run).engines.run(sample(run))
+        temperature = recipe.settings.rollout.temperature
+        x.sample_groups(recipe, run, PATHS, version=1, temperature=temperature)
         of_right: dict[str, list[float]] = {}
         scores = {
             (tree.task, f"{outcome.sample:04d}"): outcome.score or 0.0
-            for tree in run.store.trees(1, stage)
+            for tree in run.store.trees(1, GROUPS)
             for outcome in tree.outcomes.values()
         }
-        for key, metrics in run.store.metrics(1, stage).items():
+        for key, metrics in run.store.metrics(1, GROUPS).items():
             if scores.get((key.task, key.sample)) and "rounds" in metrics:
                 of_right.setdefault(key.task, []).append(float(metrics["rounds"]))
     several = [rounds for rounds in of_right.values() if len(rounds) > 1]

@@ -17,17 +17,8 @@ at most 0.8.
 from statistics import fmean
 
 from coterie.recipes.base import Recipe
-from coterie.rollout.episodes import Episode
-from coterie.runs.run import Run
 from experiments.claims import Claim, Hypothesis
-from experiments.experiment import (
-    SPARE_SEED,
-    Experiment,
-    Gate,
-    Quick,
-    make_recipe,
-    sampled_scores,
-)
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
 from experiments.results import BEST, Measurements
 
 GRPO, EXPERT = "GRPO", "expert iteration"
@@ -99,20 +90,12 @@ def claims(measurements: Measurements) -> list[Claim]:
 
 def gate(x: Experiment) -> Gate:
     """Play the spare seed with the base at several decodes, and groups of some tasks at the temperature of training."""
-    values, stage = dict[str, float](), "gate_sampled"
+    values = dict[str, float]()
     for world in WORLDS:
         recipe = make(x, world, GRPO, SPARE_SEED)
-
-        async def sample(run: Run, recipe: Recipe = recipe) -> None:
-            samplers = await recipe.samplers(run, 0, 1.0)
-            tasks = recipe.heldout_tasks()[:GATE_TASKS]
-            episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(GROUP)]
-            await recipe.play_by(run, episodes, samplers, x.progress)
-
         with x.run(f"base of {world}", recipe, steps=()) as run:
             values[f"base of {world}"] = max(x.choose_decode(recipe, run).values())
-            recipe.models(run).engines.run(sample(run))
-            groups = sampled_scores(run, 0, stage)
+            groups = x.sample_groups(recipe, run, GROUP, tasks=GATE_TASKS)
             values[f"{world} differ"] = fmean(len({*group}) > 1 for group in groups)
     return Gate(
         values,

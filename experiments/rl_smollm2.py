@@ -20,17 +20,8 @@ from pathlib import Path
 from statistics import fmean
 
 from coterie.recipes.base import Recipe
-from coterie.rollout.episodes import Episode
-from coterie.runs.run import Run
 from experiments.claims import Claim, Hypothesis
-from experiments.experiment import (
-    SPARE_SEED,
-    Experiment,
-    Gate,
-    Quick,
-    make_recipe,
-    sampled_scores,
-)
+from experiments.experiment import SPARE_SEED, Experiment, Gate, Quick, make_recipe
 from experiments.results import BEST, Measurements
 
 GRPO, EXPERT, BASE = "GRPO", "expert iteration", "base"
@@ -92,18 +83,10 @@ def claims(measurements: Measurements) -> list[Claim]:
 
 def gate(x: Experiment) -> Gate:
     """Play the spare seed with the base at several decodes, and groups of some tasks at the temperature of training."""
-    recipe, stage = make(x, GRPO, SPARE_SEED), "gate_sampled"
-
-    async def sample(run: Run) -> None:
-        samplers = await recipe.samplers(run, 0, TEMPERATURE)
-        tasks = recipe.heldout_tasks()[:GATE_TASKS]
-        episodes = [Episode(task, n, 0, stage) for task in tasks for n in range(GROUP)]
-        await recipe.play_by(run, episodes, samplers, x.progress)
-
+    recipe = make(x, GRPO, SPARE_SEED)
     with x.base(recipe) as run:
         greedy = x.choose_decode(recipe, run)[0.0]
-        recipe.models(run).engines.run(sample(run))
-        groups = sampled_scores(run, 0, stage)
+        groups = x.sample_groups(recipe, run, GROUP, temperature=TEMPERATURE, tasks=GATE_TASKS)
     mean, best = fmean(map(fmean, groups)), fmean(map(max, groups))
     return Gate(
         {"mean": mean, f"best_of_{GROUP}": best, "greedy": greedy},
