@@ -30,8 +30,8 @@ from statistics import fmean
 
 from coterie.recipes.dense_tree import DenseTree, by_score
 from coterie.record.tree import Task
-from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver
+from coterie.rollout.positions import Position
 from coterie.rollout.samplers import CandidateSampler, TokenSampler
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import Rollout, Search

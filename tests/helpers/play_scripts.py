@@ -10,8 +10,9 @@ from coterie.engines.protocol import Completion, Sampling
 from coterie.environments.protocol import Environment, Grade, Shared, State
 from coterie.models.loading import load
 from coterie.record.tree import Task, Tree
-from coterie.rollout.branches import Branches, Position
+from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult
+from coterie.rollout.positions import Position
 from coterie.rollout.samplers import Prompt, utterance
 from coterie.rollout.sessions import Sessions
 from tests.helpers.script_games import Script

@@ -41,13 +41,15 @@ CHAT = (
     f"{CONTRACT}09_templates_with_tools.py",
     f"{CONTRACT}15_chat_templates.py",
 )
+BRANCHES = ("tests/rollout/test_branches.py", "tests/rollout/test_grower.py")
 TURNS = (f"{CONTRACT}04_parallel_tool_results.py", f"{CONTRACT}07_secrets.py")
 CORE: dict[str, tuple[str, ...]] = {
     "models/chat.py": CHAT,
     "models/logprobs.py": (f"{CONTRACT}08_logprobs.py", TRIES, *POLICY),
     "models/prefix_trie.py": (TRIES, "tests/models/test_trie_blocks.py"),
     "rewards/advantages.py": ("tests/rewards/test_advantages.py",),
-    "rollout/branches.py": ("tests/rollout/test_branches.py", "tests/rollout/test_grower.py"),
+    "rollout/branches.py": BRANCHES,
+    "rollout/positions.py": BRANCHES,
     "selection.py": ("tests/test_selection.py", "tests/rollout/test_tree_search.py"),
     "training/batches.py": (TRAINING, *LOSSES),
     "training/losses.py": (*LOSSES, TRAINING, "tests/training/test_value_head.py"),

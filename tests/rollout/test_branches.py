@@ -10,7 +10,8 @@ import pytest
 from coterie.environments.protocol import Environment, Shared, State, Transition
 from coterie.record.tree import TURNS, Task, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.branches import CALLS, Branches, Position
+from coterie.rollout.branches import Branches
+from coterie.rollout.positions import CALLS, Position
 from coterie.rollout.sessions import SessionError, Sessions
 from tests.helpers.script_games import Asking, Counting, Rounds, Script
 

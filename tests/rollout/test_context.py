@@ -14,8 +14,8 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.record.store import Store
 from coterie.record.tree import CONTEXT, Tree
-from coterie.rollout.branches import Position
 from coterie.rollout.episodes import Driver, Episode
+from coterie.rollout.positions import Position
 from coterie.rollout.samplers import AgentContext, OutOfContext, Prompt, Response
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import TreeSearch, path_tree

@@ -14,7 +14,8 @@ from coterie.environments.protocol import Environment, Grade, State
 from coterie.record.store import Store
 from coterie.record.tree import ItemKey, Outcome, Tree
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Branches, context_at
+from coterie.rollout.branches import Branches
+from coterie.rollout.positions import context_at
 from coterie.rollout.samplers import AgentContext, Prompt, Response
 from coterie.rollout.sessions import Sessions
 from coterie.rollout.tree_search import (

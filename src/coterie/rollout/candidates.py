@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from coterie.environments.protocol import Environment, Shared, State, agents_of, faults_of
 from coterie.record.tree import Task, Tree
 from coterie.record.turn import Request, Turn, digest, make_turn
-from coterie.rollout.branches import (
-    Branches,
+from coterie.rollout.branches import Branches
+from coterie.rollout.episodes import Driver
+from coterie.rollout.positions import (
     Position,
     context_at,
     gather_all,
@@ -19,7 +20,6 @@ from coterie.rollout.branches import (
     make_step_result,
     sample_in_context,
 )
-from coterie.rollout.episodes import Driver
 from coterie.rollout.samplers import AgentContext, Prompt, Response, TokenSampler
 from coterie.rollout.sessions import Sessions
 

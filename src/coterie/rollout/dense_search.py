@@ -21,7 +21,7 @@ from pydantic import Field
 from coterie.config.settings import Settings, key
 from coterie.record.tree import Tree
 from coterie.record.turn import Message, Part, Turn
-from coterie.rollout.branches import Position, gather_all
+from coterie.rollout.positions import Position, gather_all
 from coterie.rollout.samplers import AgentContext, CandidateSampler, Prompt, Response, TokenSampler
 from coterie.rollout.tree_search import Rollout, Search
 

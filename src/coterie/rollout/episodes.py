@@ -29,7 +29,8 @@ from coterie.environments.protocol import (
 from coterie.errors import UserError
 from coterie.record.tree import FINAL_REWARD, Credit, ItemKey, Metrics, Outcome, Task, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rollout.branches import Branches, Position
+from coterie.rollout.branches import Branches
+from coterie.rollout.positions import Position
 from coterie.rollout.samplers import OutOfContext, Prompt, Response, Sampler
 from coterie.rollout.sessions import Sessions
 

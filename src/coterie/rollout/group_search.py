@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 
 from coterie.environments.protocol import agents_of
 from coterie.record.turn import Turn
-from coterie.rollout.branches import Position
+from coterie.rollout.positions import Position
 from coterie.rollout.samplers import CandidateSampler
 from coterie.rollout.tree_search import Rollout, Search
 

@@ -20,15 +20,9 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.protocol import Grade
 from coterie.record.tree import STOPPED, Credit, Outcome, Tree
 from coterie.record.turn import Turn, digest
-from coterie.rollout.branches import (
-    Branches,
-    Position,
-    chain,
-    context_at,
-    gather_all,
-    sample_in_context,
-)
+from coterie.rollout.branches import Branches
 from coterie.rollout.episodes import environment_credit, final_credit
+from coterie.rollout.positions import Position, chain, context_at, gather_all, sample_in_context
 from coterie.rollout.samplers import CandidateSampler, OutOfContext, Response
 
 Merge = Callable[[Turn, Sequence[Turn]], Turn | None]
