@@ -27,8 +27,8 @@ from coterie.training import ranks
 from coterie.training.distributed import check_launch
 from coterie.training.losses import DPO, SFT, DPOSettings, Regression
 from coterie.training.policy_gradient import PolicyGradient, PolicyGradientSettings
-from coterie.training.ranks import RankTrainer, ranks_of
-from coterie.training.ranks import train_on_ranks as train_with
+from coterie.training.rank_trainer import RankTrainer, ranks_of
+from coterie.training.rank_trainer import train_on_ranks as train_with
 from coterie.training.reference import read_rows, row_logprobs
 from coterie.training.settings import Tracker, TrainingSettings
 from coterie.training.trainer import train

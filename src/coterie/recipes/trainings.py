@@ -22,7 +22,8 @@ from coterie.training.settings import DPOSettings, TrainingSettings
 if TYPE_CHECKING:  # torch takes seconds to import
     from coterie.models.adapters import ModelSource
     from coterie.training.losses import Objective
-    from coterie.training.ranks import Ranks, RankScorer
+    from coterie.training.rank_trainer import RankScorer
+    from coterie.training.ranks import Ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class TrainingJob:
         with nullcontext(ranks) if ranks else self.open_ranks() as started:
             if started:
                 # Only trainings on several processes load this module.
-                from coterie.training.ranks import train_on_ranks
+                from coterie.training.rank_trainer import train_on_ranks
 
                 report = train_on_ranks(*started, model, items, self.settings, self.folder, **named)
             else:
@@ -117,7 +118,7 @@ class TrainingJob:
         from peft import PeftModel
 
         from coterie.training.losses import DPO, KTO
-        from coterie.training.ranks import RankScorer
+        from coterie.training.rank_trainer import RankScorer
         from coterie.training.reference import unpair_with_reference, with_reference
 
         model, settings, is_kto = self.model.model, self.settings, objective.kind == "kto"
@@ -162,7 +163,7 @@ class TrainingJob:
         if not launches(self.settings):
             yield None
             return
-        from coterie.training.ranks import ranks_of
+        from coterie.training.rank_trainer import ranks_of
 
         with ranks_of(self.model, self.settings, self.folder, self.run.launch) as ranks:
             yield ranks
@@ -246,7 +247,8 @@ async def likelihood_model(
     if not launches(settings):
         yield models.embedded(role, version)
         return
-    from coterie.training.ranks import Ranks, RankScorer
+    from coterie.training.rank_trainer import RankScorer
+    from coterie.training.ranks import Ranks
 
     source = models.source(role, version)
     with Ranks(settings, models.settings.device_name, folder, **run.launch) as ranks:

@@ -41,7 +41,8 @@ from coterie.training.trainer import Trainer
 
 if TYPE_CHECKING:  # most runs have neither servers nor ranks
     from coterie.engines.server_process import Servers
-    from coterie.training.ranks import Ranks, RankTrainer
+    from coterie.training.rank_trainer import RankTrainer
+    from coterie.training.ranks import Ranks
 
 
 class Roles:
@@ -256,7 +257,7 @@ class Learner:
                 self._reference = models.load(self.role, config.version).model
             else:
                 # Only trainings on several processes load this module.
-                from coterie.training.ranks import RankScorer
+                from coterie.training.rank_trainer import RankScorer
 
                 source = models.source(self.role, config.version)
                 self._reference = RankScorer(self._ranks, source, config.settings)
@@ -337,7 +338,7 @@ def open_learner(
     trainer: Any
     if ranks is not None:
         # Only trainings on several processes load this module.
-        from coterie.training.ranks import RankTrainer
+        from coterie.training.rank_trainer import RankTrainer
 
         trainer = RankTrainer(*(ranks, source, config.objective, settings, folder, Row), **named)
         if loaded is not None and fresh:  # a place for the adapter
