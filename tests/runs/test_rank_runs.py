@@ -17,8 +17,7 @@ from coterie.errors import UserError
 from coterie.progress import Silent
 from coterie.runs.loop import REINFORCE, run_stages
 from coterie.runs.run import StageKey, open_run
-from coterie.training import ranks as ranks_module
-from coterie.training import trainer
+from coterie.training import rank_trainer, trainer
 from tests.helpers.compare_weights import assert_same_weights, weight_bounds
 from tests.helpers.launch_ranks import CONFIGS, launch, train_five_steps
 from tests.helpers.run_rl import (
@@ -187,7 +186,7 @@ PLANS = (
 def test_two_ranks_share_the_plans_of_moat_and_score_them_as_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str
 ) -> None:
-    merge, shares = ranks_module._merge, []
+    merge, shares = rank_trainer._merge, []
 
     def counting(parts: Sequence[list[object]], count: int) -> object:
         shares.append([len(part) for part in parts])
@@ -203,7 +202,7 @@ def test_two_ranks_share_the_plans_of_moat_and_score_them_as_one_process(
             key = recipe.fingerprint(steps[-1])
             return run.store.credit(key, "reward", iteration=0, stage="rollout")
 
-    monkeypatch.setattr(ranks_module, "_merge", counting)
+    monkeypatch.setattr(rank_trainer, "_merge", counting)
     alone = scores(tmp_path / "one")
     assert len(alone) > 16 and not shares
     ranks = (f"train.launch={CONFIGS / config}", "train.processes=2")
