@@ -9,7 +9,7 @@ import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from experiments import dense_tree_density, gap_rounds, multi_agent, optima_transfer
+from experiments import dense_tree_density, gap, gap_rounds, multi_agent, optima_transfer
 from experiments.experiment import Experiment, held_out_results, load, make_recipe
 from experiments.results import CHECKOUT, read
 from experiments.sweet_rl import BACKEND
@@ -39,6 +39,7 @@ def compared(overrides: list[str]) -> Recipe:
 
 BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "dense_tree-density": ("base", dense_tree_density.make),
+    "gap": ("base", lambda overrides: gap.tiny([*gap.DEFAULTS, *overrides])),
     "gap-rounds": ("base", compared),
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
     "multi_agent": ("base of lengths", lengths),
