@@ -58,6 +58,7 @@ CORE: dict[str, tuple[str, ...]] = {
     "training/trainer.py": (TRAINING, TRAINER),
     "record/rows.py": (VIEWS, PAIRS, TRAINING, *POLICY),
     "record/store.py": STORE,
+    "record/store_file.py": STORE,
     "record/tables.py": STORE,
     "record/tree.py": (VIEWS, *STORE),
     "record/turn.py": (VIEWS, *TURNS, *STORE),

@@ -11,7 +11,8 @@ import pytest
 
 from coterie.errors import UserError
 from coterie.record.rows import LabeledTrajectory, Row, Target, TrainedRow, Update, trained_rows
-from coterie.record.store import Credit, Selection, Store, copy_step
+from coterie.record.store import Credit, Selection, Store
+from coterie.record.store_file import copy_step
 from coterie.record.tables import write_tree
 from coterie.record.tree import (
     Ending,

@@ -15,7 +15,8 @@ import pytest
 
 import coterie
 from coterie.errors import UserError
-from coterie.record.store import Store, unsafe_filesystem
+from coterie.record.store import Store
+from coterie.record.store_file import unsafe_filesystem
 from coterie.record.tables import write_item, write_tree
 from coterie.record.tree import Item
 from tests.helpers.random_trees import fill_store, item_key, random_tree

@@ -23,7 +23,7 @@ from coterie.progress import Progress
 from coterie.recipes.base import Recipe
 from coterie.recipes.registry import recipe as recipe_of
 from coterie.recipes.registry import settings
-from coterie.record.store import copy_step
+from coterie.record.store_file import copy_step
 from coterie.runs.evaluation import evaluation
 from coterie.runs.loop import EVALUATION, check_finished, fork, run_stages, stages_where
 from coterie.runs.run import Run, StageKey, differences, new_run, open_run, read_config

@@ -21,7 +21,8 @@ from tokenizers import Tokenizer
 
 from coterie.errors import UserError
 from coterie.record import tables
-from coterie.record.store import Store, explained
+from coterie.record.store import Store
+from coterie.record.store_file import explained
 from coterie.record.tables import value_of, whole
 from coterie.record.tree import hash_of, is_secret
 

@@ -13,7 +13,7 @@ from coterie.config.resolve import flatten
 from coterie.config.settings import Settings
 from coterie.errors import UserError
 from coterie.progress import Progress, StagePlace
-from coterie.record.store import copy_step
+from coterie.record.store_file import copy_step
 from coterie.record.tree import Metrics, Selection, Tree
 from coterie.runs.interruption import TERMINATED
 from coterie.runs.run import (
