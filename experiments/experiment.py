@@ -104,7 +104,7 @@ UNGATED = Gate({}, passed=True, conditions="")
 
 @dataclass(frozen=True, slots=True)
 class Quick:
-    """What ``--quick`` runs in some minutes: two methods with one seed."""
+    """Two methods that ``--quick`` runs with one seed in some minutes."""
 
     methods: Sequence[str]
     overrides: Sequence[str] = ()

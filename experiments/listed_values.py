@@ -1,4 +1,4 @@
-"""Which share of comparisons the policies of ``coterie reproduce gap`` answer with a list of the values first.
+"""Share of comparisons that the policies of ``coterie reproduce gap`` answer with a list of the values first.
 
 python -m experiments.listed_values runs/reproduce-gap
 """

@@ -189,15 +189,15 @@ def play(
     changes: Mapping[str, object],
 ) -> Store:
     """Play the held-out tasks as a benchmark with one policy of a finished run; return the store."""
-    own = recipe.settings
-    values = {"tasks": own.evaluate.tasks, "max_tokens": own.rollout.max_tokens, "seed": own.seed}
-    played = {"dataset": own.dataset, "environment": own.environment}
-    benchmark = task_settings_type(BenchmarkSettings, own.choice).model_validate(
-        {**values, **played, **changes}
+    s = recipe.settings
+    values = {"tasks": s.evaluate.tasks, "max_tokens": s.rollout.max_tokens, "seed": s.seed}
+    world = {"dataset": s.dataset, "environment": s.environment}
+    benchmark = task_settings_type(BenchmarkSettings, s.choice).model_validate(
+        {**values, **world, **changes}
     )
-    folder: Path = x.path(method, own.seed)
+    folder: Path = x.path(method, s.seed)
     path = folder / "evaluations" / f"{name}.sqlite"
-    with open_run(folder, recipe.name, own, write=False) as run:
+    with open_run(folder, recipe.name, s, write=False) as run:
 
         async def evaluated() -> None:
             sampler = await recipe.sampler(run, version, benchmark.temperature)

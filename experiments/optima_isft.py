@@ -63,11 +63,11 @@ class ScriptedControl(Optima):
 
     def stages(self) -> list[Stage]:
         """Return the trainings, each from the one before, and the evaluation of the last policy."""
-        whole = super().stages()
-        kept = [*(stage for stage in whole if stage.trains), whole[-1]]
+        stages = super().stages()
+        needed = [*(stage for stage in stages if stage.trains), stages[-1]]
         return [
-            replace(stage, after=tuple(one.key for one in kept[max(n - 1, 0) : n]))
-            for n, stage in enumerate(kept)
+            replace(stage, after=tuple(previous.key for previous in needed[max(n - 1, 0) : n]))
+            for n, stage in enumerate(needed)
         ]
 
     def rows(self, run: Run, iteration: int, role: str | None = None) -> list[Row]:

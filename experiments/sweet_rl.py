@@ -73,7 +73,7 @@ TUNING = {
 }
 """Settings of the policy's training that were tried on the spare seed, and the success at temperature 1.
 
-SWEET without the reference has those of SWEET.
+SWEET without the reference has the settings of SWEET.
 """
 QUICK = Quick(("sweet", "rejection_ft"), ("rollout.tasks=75", "evaluate.tasks=200"))
 OVER_ZERO_SHOT = Hypothesis(
@@ -143,10 +143,10 @@ def gate(x: Experiment) -> Gate:
         with x.run(method, recipe, shares=shares, steps=steps) as run:
             accuracy = critic_accuracy(recipe, run).values()
             values[CRITIC + method] = fmean(result.score for result in accuracy)
-    return judged(values)
+    return gate_of(values)
 
 
-def judged(values: Mapping[str, float]) -> Gate:
+def gate_of(values: Mapping[str, float]) -> Gate:
     """Return the gate of these measurements."""
     gain = values[CRITIC + "sweet"] - values[CRITIC + "no_reference"]
     condition = (

@@ -1,4 +1,4 @@
-"""What a critic can learn in ``persona``: exact values of the base's first turns, and how many pairs a critic orders.
+"""Exact values of the base's first turns in ``persona``, which a critic can learn, and the pairs that a critic orders.
 
 The base asks about all aspects alike. So its chance to know all wishes in time depends only on how many turns, wishes
 and unasked aspects are left, and the advantage of each first turn can be enumerated for each set of aspects.
@@ -36,7 +36,7 @@ ACTIONS: tuple[str, ...] = (*ASPECTS, WASTED, ANSWER)
 
 
 class Rates(NamedTuple):
-    """How often the base wastes a turn in which it lacks a wish, and how often it answers."""
+    """Shares of the base's turns, while it lacks a wish, that are wasted and that answer."""
 
     wasted: float
     early: float
@@ -56,17 +56,17 @@ def measured_rates(store: Store, version: int, stage: str) -> Rates:
         task = store.task(tree.task)
         choices = json.loads(task.secrets[HIDDEN].reveal(PERSON))
         for _, path in tree.trajectories():
-            unknown, asked = {Choice(*choice).aspect for choice in choices}, set[str]()
-            said = [turn.text for turn in path if turn.speaker.name == AGENT]
-            for action in map(action_of, said[:QUESTIONS]):
+            unknown, asked_aspects = {Choice(*choice).aspect for choice in choices}, set[str]()
+            texts = [turn.text for turn in path if turn.speaker.name == AGENT]
+            for action in map(action_of, texts[:QUESTIONS]):
                 # An agent that knows all wishes has nothing left to ask.
                 if not unknown:
                     break
                 turns += 1
                 early += action == ANSWER
-                wasted += action == WASTED or action in asked
-                asked.add(action)
-                unknown -= asked
+                wasted += action == WASTED or action in asked_aspects
+                asked_aspects.add(action)
+                unknown -= asked_aspects
     return Rates(wasted / turns, early / turns)
 
 
@@ -88,9 +88,9 @@ def first_advantages(rates: Rates) -> dict[str, dict[frozenset[str], dict[str, f
         if not missing or questions == QUESTIONS:
             return float(not missing)
         hit = missing / unasked
-        told = hit * value(questions + 1, missing - 1, unasked - 1)
-        told += (1 - hit) * value(questions + 1, missing, unasked - 1)
-        return rates.wasted * value(questions + 1, missing, unasked) + ask * told
+        after_question = hit * value(questions + 1, missing - 1, unasked - 1)
+        after_question += (1 - hit) * value(questions + 1, missing, unasked - 1)
+        return rates.wasted * value(questions + 1, missing, unasked) + ask * after_question
 
     def advantages(present: frozenset[str]) -> dict[str, float]:
         values: dict[str, float] = {
@@ -106,11 +106,11 @@ def first_advantages(rates: Rates) -> dict[str, dict[frozenset[str], dict[str, f
 
 
 def reference_share(rates: Rates) -> float:
-    """Return the share of the variance of the first turn's advantage that only the reference tells.
+    """Return the share of the variance of the first turn's advantage that only the reference explains.
 
-    The rest is told by the theme.
+    The theme explains the rest.
     """
-    whole = told = 0.0
+    variance = explained_by_theme = 0.0
     for theme, by_set in first_advantages(rates).items():
         probabilities = aspect_sets(theme)
         for action, share in first_turns(rates).items():
@@ -118,9 +118,9 @@ def reference_share(rates: Rates) -> float:
                 (probabilities[present], advantages[action])
                 for present, advantages in by_set.items()
             ]
-            whole += share * sum(p * value**2 for p, value in pairs)
-            told += share * sum(p * value for p, value in pairs) ** 2
-    return 1 - told / whole
+            variance += share * sum(p * value**2 for p, value in pairs)
+            explained_by_theme += share * sum(p * value for p, value in pairs) ** 2
+    return 1 - explained_by_theme / variance
 
 
 def table_asker() -> float:
@@ -128,13 +128,13 @@ def table_asker() -> float:
     chances = []
     for theme, likely in THEMES.items():
         order = [*likely, *(aspect for aspect in ASPECTS if aspect not in likely)]
-        asked = {*order[:QUESTIONS]}
-        chances.append(sum(p for present, p in aspect_sets(theme).items() if present <= asked))
+        questions = {*order[:QUESTIONS]}
+        chances.append(sum(p for present, p in aspect_sets(theme).items() if present <= questions))
     return sum(chances) / len(chances)
 
 
 def mean_rank(theme: str, action: str) -> int:
-    """Return the place of a first turn in the order of mean advantages over references, the worst first.
+    """Return the rank of a first turn in the order of mean advantages over references, the worst first.
 
     Whatever the rates of the base, a likely aspect is best and an answer is worst. A question about another aspect is
     better than a wasted turn, since fewer aspects are left.

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from coterie.environments.persona import ASPECTS, QUESTIONS, THEMES, WISHES, Persona, aspect_sets
-from experiments.sweet_rl import CRITIC, ON_REFERENCE, judged
+from experiments.sweet_rl import CRITIC, ON_REFERENCE, gate_of
 from experiments.sweet_rl_gates import (
     ACTIONS,
     ANSWER,
@@ -96,5 +96,5 @@ def test_claims_on_the_reference_have_a_gate_of_their_own(
 ) -> None:
     values = {"reference_share": 0.3, "base": 0.4, "asker": 0.9}
     critics = {CRITIC + "sweet": 0.7, CRITIC + "no_reference": 0.59}
-    gate = judged(values | critics | changes)
+    gate = gate_of(values | critics | changes)
     assert gate.passed == passed and [*gate.failed] == [*ON_REFERENCE] * failed
