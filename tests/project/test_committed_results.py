@@ -43,6 +43,7 @@ BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "gap-rounds": ("base", compared),
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
     "multi_agent": ("base of lengths", lengths),
+    "optima": ("base", lambda overrides: make_recipe("optima/isft", overrides)),
     "optima-transfer": ("base", one_fact),
     "sweet_rl": ("zero_shot", lambda overrides: make_recipe(BACKEND, overrides)),
 }
