@@ -45,7 +45,7 @@ class RandomControl(Optima):
         return marked(super().stages(), "random", *self.counts)
 
     def demonstrate(self, run: Run, i: int, progress: Progress) -> Metrics:
-        rewards = {task: some for task, some in self.rewards(run, i).items() if some}
+        rewards = {task: values for task, values in self.rewards(run, i).items() if values}
         generator = random.Random(int(digest("select", self.settings.seed, i)[:15], 16))
         tasks = sorted(generator.sample(sorted(rewards), min(self.counts[i], len(rewards))))
         leaves = [generator.choice(rewards[task]).leaf for task in tasks]
