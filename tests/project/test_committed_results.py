@@ -44,7 +44,9 @@ BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "moat": ("base", lambda overrides: make_recipe("moat/maths", overrides)),
     "multi_agent": ("base of lengths", lengths),
     "optima": ("base", lambda overrides: make_recipe("optima/isft", overrides)),
+    "optima/isft": ("base", lambda overrides: make_recipe("optima/isft", overrides)),
     "optima-transfer": ("base", one_fact),
+    "rl": ("exchange: base", lambda overrides: make_recipe("rl/grpo", overrides, "exchange")),
     "sweet_rl": ("zero_shot", lambda overrides: make_recipe(BACKEND, overrides)),
 }
 """Row of the untrained base and its recipe, by experiment."""
