@@ -1,8 +1,8 @@
 """iSFT against its base and two controls.
 
-Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and
-seeds, p < 0.05). Controls train on as many dialogues as iSFT did in each iteration, under the same
-training settings, so in as many steps:
+Claims, margins and tests were fixed before any run (one-sided paired bootstrap over tasks and seeds, and a t test over
+seeds, p < 0.05 each). Controls train on as many dialogues as iSFT did in each iteration, under the same training
+settings, so in as many steps:
 
 * ``random``: dialogues drawn at random from the control's own rollouts, instead of the best;
 * ``scripted``: more pre-training on the scripted corpus that made the base.
