@@ -1,37 +1,39 @@
 """Curriculum of ``tiny-pages``.
 
 Scripted dialogues give one row each, with the agent's turns as targets. First the skills (the form of a page, changing
-what the user names, answering once the page is right), then the habits that post-training is to change. A habit is
-drawn anew in each turn, so that good and bad turns stand side by side in one dialogue.
+what the user names to any other value, answering once the page is right), then the habits that post-training is to
+change. A habit is drawn anew in each turn, so that good and bad turns stand side by side in one dialogue. Pages are
+drawn without a look at their kind, so that nothing tells the agent which values are likely.
 """
 
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Literal
+from typing import Literal
 
 from transformers import PreTrainedTokenizerFast
 
 from coterie.environments.collaboration import MARKER, SHOWN_REFERENCE
 from coterie.environments.pages.micro_world import (
     COLORS,
-    COUNTS,
     EXAMPLE,
     KINDS,
     LAYOUTS,
     MAX_TURNS,
     NO_PAGE,
     PLACES,
+    QUALITIES,
     RIGHT,
     SENTENCES,
     SYSTEM_PROMPT,
+    VALUES,
     Design,
-    draw_design,
+    draw_heading,
     generate,
-    in_words,
     largest_difference,
+    other_values,
     request,
     scripted_reply,
     write_page,
@@ -39,13 +41,8 @@ from coterie.environments.pages.micro_world import (
 from coterie.record.rows import Row
 from scripts.tiny.world import World, chat_row, copy_row, split_by
 
-VALUES: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("background", "boxes"), COLORS),
-    "layout": tuple(LAYOUTS),
-    "bar": COLORS,
-    "count": tuple(COUNTS),
-}
-"""Values of the hidden aspects."""
+HEADINGS = (*QUALITIES, *(f" {word}" for word in (*PLACES, *KINDS)))
+"""Pieces of headings."""
 Habit = Literal["change", "same", "other", "guess", "answer"]
 """What an agent does with the user's reply: change what it names, show the same page again, begin another page, answer
 with the same page, answer once the page is right."""
@@ -58,7 +55,7 @@ class PagesMix:
     same: float = 0.2
     """How often an agent shows the same page again."""
     other: float = 0.2
-    """How often it begins another page, with what the user named alone."""
+    """How often it begins another page."""
     guess: float = 0.25
     """How often it answers before the page is right."""
     shown: float = 0.08
@@ -95,7 +92,7 @@ def scripted_dialogue(
     goal: Design, mix: PagesMix, rng: random.Random, *, shown: bool = False
 ) -> PagesDialogue:
     """Return a dialogue of at most ``MAX_TURNS`` turns of the agent."""
-    page = replace(draw_design(rng), heading=goal.heading)
+    page = any_page(goal.heading, rng)
     if shown:
         page = goal
     elif rng.random() < mix.near:
@@ -124,15 +121,19 @@ def _next_page(page: Design, goal: Design, habit: Habit, rng: random.Random) -> 
     name = largest_difference(page, goal)
     if habit in ("same", "guess") or name is None:
         return page
-    if habit == "other":
-        page = replace(draw_design(rng), heading=goal.heading)
-    return replace(page, **{name: getattr(goal, name)})
+    return any_page(goal.heading, rng) if habit == "other" else _changed(page, name, rng)
+
+
+def any_page(heading: str | None, rng: random.Random) -> Design:
+    """Draw a page, whatever its heading makes likely. Its background, bar and boxes have three colors."""
+    background, bar, boxes = rng.sample(COLORS, 3)
+    hidden = {name: rng.choice(VALUES[name]) for name in ("layout", "count")}
+    return Design(heading, background, boxes, bar=bar, **hidden)
 
 
 def _changed(page: Design, name: str, rng: random.Random) -> Design:
     """Return a page with another value of an aspect."""
-    other = [value for value in VALUES[name] if value != getattr(page, name)]
-    return replace(page, **{name: rng.choice(other)})
+    return replace(page, **{name: rng.choice(other_values(name, getattr(page, name)))})
 
 
 def answer_text(page: Design) -> str:
@@ -156,20 +157,17 @@ def groups(tokenizer: PreTrainedTokenizerFast, mix: PagesMix, seed: int) -> Iter
 
 def copy_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     """Copy random colors and words of headings."""
-    words = [*COLORS, *PLACES, *(f" {kind}" for kind in KINDS)]
+    words = [*COLORS, *HEADINGS]
     return copy_row(tokenizer, "".join(rng.choices(words, k=rng.randint(6, 24))))
 
 
 def change_drill(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> Row:
     """Change one part of a page, any part: the quickest way to learn what each sentence means."""
-    page = draw_design(rng)
+    page = any_page(draw_heading(rng.choice(KINDS), rng), rng)
     name = rng.choice([*VALUES])
-    other = _changed(page, name, rng)
-    sentence = SENTENCES[name].format(in_words(asdict(other)[name]))
-    messages = [("assistant", write_page(page)), ("user", sentence)]
-    row = chat_row(
-        tokenizer, [*messages, ("assistant", write_page(other))], "script:drill", "drill"
-    )
+    messages = [("assistant", write_page(page)), ("user", SENTENCES[name])]
+    changed = write_page(_changed(page, name, rng))
+    row = chat_row(tokenizer, [*messages, ("assistant", changed)], "script:drill", "drill")
     return replace(row, targets=row.targets[1:])
 
 
@@ -190,7 +188,7 @@ WORLD = World(
     drill_rng="pages/drills",
     texts=_texts,
     pieces=split_by("|".join([*map(re.escape, _fixed()), r" ?[A-Za-z]+", r"\s+", r"[^A-Za-z\s]"])),
-    whole=lambda: [*_fixed(), *COLORS, *PLACES, *(f" {kind}" for kind in KINDS)],
+    whole=lambda: [*_fixed(), *COLORS, *HEADINGS],
     groups=groups,
     drills=((0.1, copy_drill), (0.25, change_drill)),
     stages=((0.15, replace(SKILL, near=0.7)), (0.25, SKILL), (0.25, HABITS)),

@@ -224,13 +224,13 @@ class SweetFrontendSettings(SweetSettings):
     model: ModelName = key("tiny-pages", MODEL)
     min_reward: float = key(
         0.8,
-        "Minimum similarity for a dialogue to count as a success, for `rejection_ft` and `critic.kind=classifier`.",
+        "Minimum score for a dialogue to count as a success, for `rejection_ft` and `critic.kind=classifier`.",
         gt=0,
         le=1,
     )
     min_difference: float = key(
         0.1,
-        "Minimum difference between the (rescaled) similarities of two dialogues on one task that make a pair.",
+        "Minimum difference between the scores (rescaled similarities) of two dialogues on one task that make a pair.",
         source="SWEET-RL's code: 0.1 of the cosine, which is not rescaled",
         gt=0,
         le=1,
@@ -238,11 +238,11 @@ class SweetFrontendSettings(SweetSettings):
 
     @property
     def success(self) -> str:
-        return f"whose page has a similarity of {self.min_reward:g} or more"
+        return f"whose page has a score of {self.min_reward:g} or more"
 
     @property
     def dialogue_pair(self) -> str:
-        return f"a dialogue whose page is more similar, by {self.min_difference:g} or more, than that of another one"
+        return f"a dialogue whose page has a score higher by {self.min_difference:g} or more than another one's"
 
 
 METHODS = (SweetSettings, SweetFrontendSettings)

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -23,15 +23,16 @@ from coterie.engines.protocol import EngineError, EngineGone
 from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
 from coterie.environments.pages.frontend import Frontend, PageRenderer, PageUser
 from coterie.environments.pages.micro_world import (
+    LIKELY,
     NO_PAGE,
     RIGHT,
     SENTENCES,
+    VALUES,
     Design,
     Pages,
     PagesSettings,
     canonical_key,
     generate,
-    in_words,
     largest_difference,
     read_design,
     scripted_reply,
@@ -88,8 +89,8 @@ def play(
 ) -> tuple[State, Any]:
     async def run() -> tuple[State, Any]:
         async with Similarity() as similarity:
-            shared = Shared(similarity, PageRenderer())
-            environment = Pages(PagesSettings(**settings))
+            environment = Pages(PagesSettings(**{"score": "similarity"} | settings))
+            shared = Shared(similarity, PageRenderer()) if environment.needs else Shared()
             own = task or next(iter(environment.tasks("train", 1, 0)))
             return await converse(environment, own, texts, shared, environment.script)
 
@@ -172,20 +173,46 @@ def test_a_page_tells_its_design() -> None:
         assert read_design(write_page(design)) == design
 
 
-def test_the_scripted_user_names_the_largest_difference_alone() -> None:
-    wrong = Design("Rose Hotel", "gray", "pink", "column", "green", 2)
-    told = list[str]()
-    while len(told) < 7 and (name := largest_difference(wrong, GOAL)) is not None:
-        reply = scripted_reply(GOAL, write_page(wrong))
-        value = getattr(GOAL, name)
-        others = {n: v for n, v in asdict(GOAL).items() if n != name}
-        assert in_words(value) in reply
-        assert not any(in_words(other) in reply for other in others.values())
-        told.append(name)
-        wrong = replace(wrong, **{name: value})
-    assert told == ["heading", "background", "boxes", "layout", "bar", "count"]
-    assert scripted_reply(GOAL, write_page(wrong)) == RIGHT
+def test_the_scripted_user_says_which_aspect_is_wrong_and_not_what_it_should_be() -> None:
+    page = Design("Old Rose Hotel", "gray", "pink", "column", "green", 2)
+    replies = list[str]()
+    while len(replies) < 7 and (name := largest_difference(page, GOAL)) is not None:
+        replies.append(scripted_reply(GOAL, write_page(page)))
+        assert replies[-1] == SENTENCES[name]
+        page = replace(page, **{name: getattr(GOAL, name)})
+    assert [*dict.fromkeys(replies)] == [
+        SENTENCES[name] for name in ("heading", "background", "boxes", "layout", "bar", "count")
+    ]
+    values = {str(value) for options in VALUES.values() for value in options}
+    assert not values & set(" ".join(replies).split())
+    assert scripted_reply(GOAL, write_page(page)) == RIGHT
     assert scripted_reply(GOAL, "<html>") == NO_PAGE
+
+
+def test_each_aspect_is_likely_to_have_a_value_of_its_kind() -> None:
+    designs = generate("train", 1)[:1000]
+    for name in VALUES:
+        likely = sum(getattr(d, name) in LIKELY[str(d.heading).split()[-1]][name] for d in designs)
+        # Three colors differ, which leaves out some draws.
+        assert 0.87 < likely / len(designs) < 0.97
+
+
+def test_the_score_is_the_share_of_right_aspects_less_the_cost_of_messages(
+    runner: asyncio.Runner,
+) -> None:
+    task = Pages().tasks("train", 1, 0)[0]
+    goal = read_design(task.secrets[REFERENCE].reveal("grader"))
+    two_wrong = replace(goal, count=7, layout="column" if goal.layout == "row" else "row")
+    page, right = write_page(two_wrong), write_page(goal)
+    for texts, score, aspects in (
+        ([f"{MARKER} {right}"], 1.0, 1.0),
+        ([page, page, f"{MARKER} {page}"], 0.58, 0.6),
+        ([right, f"{MARKER} no page"], 0.99, 1.0),
+        ([f"{MARKER} no page"], 0.0, 0.0),
+    ):
+        _, grade = play(runner, texts, task, score="aspects")
+        assert grade.score == grade.metrics["design"] == pytest.approx(score)
+        assert grade.metrics["aspects"] == pytest.approx(aspects)
 
 
 def test_splits_share_no_design() -> None:
@@ -356,6 +383,7 @@ def test_a_task_is_left_out_of_all_its_samples(cli: Cli, slow: dict[str, float])
     reply = {"choices": [{"message": {"content": f"{MARKER} {goal}"}, "finish_reason": "stop"}]}
     with service(says(200, reply)) as server:
         words = ("evaluate", "pages", f"policy={server.url}", "tasks=3", "temperature=1")
+        words = (*words, "environment.score=similarity")
         first = cli(*words, "endpoint.model=m")
         page = next(line for line in first.out.splitlines() if line.startswith("page: "))[6:]
         (row,) = json.loads(first.out.splitlines()[-1])["rows"]

@@ -1,31 +1,64 @@
 """The ``pages`` micro-world: an agent makes a small page with hidden colors, boxes and layout.
 
-The request tells the heading alone. The user sees the page and names the largest difference from the page in mind. A
-page is short HTML. A hash of the hidden aspects decides the split.
+The request tells the heading alone, whose kind of house makes one value of each aspect likely. The user sees the page
+and says which aspect is not right, but not what it should be. The score is the share of the hidden aspects that the
+last page has right, and each message after the first costs a little of it. A page is short HTML. A hash of the hidden
+aspects decides the split.
 """
 
 import asyncio
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from coterie.config.settings import key
 from coterie.datasets.catalogue import Split
 from coterie.datasets.web_pages import elements, page_in
-from coterie.environments.collaboration import MARKER, collaboration_task
-from coterie.environments.pages.frontend import Frontend, FrontendSettings
+from coterie.environments.collaboration import MARKER, REFERENCE, collaboration_task
+from coterie.environments.pages.frontend import SIMILARITY, Frontend, FrontendSettings
+from coterie.environments.protocol import AGENT, WELL_FORMED, Grade, State
+from coterie.environments.qa_metrics import GRADER
 from coterie.environments.settings import MicroSplit, distinct, series, split_random, split_words
 from coterie.environments.user_simulator import PERSON, TranscriptLine, UserSimulator
-from coterie.record.tree import Secret, Task
+from coterie.record.tree import ANSWERED, Secret, Task
 from coterie.record.turn import Part
 
 COLORS = split_words("red yellow green blue pink gray")
-COUNTS = {2: "two", 3: "three", 4: "four"}
-LAYOUTS = {"row": "next to each other", "column": "below each other"}
-KINDS = split_words("Bakery Library Garden Hotel Museum School")
-PLACES = split_words("Rose Harbor Maple Summit River Cedar Valley Stone Meadow Willow")
+COUNTS = (2, 3, 4)
+LAYOUTS = ("row", "column")
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "background": COLORS,
+    "boxes": COLORS,
+    "layout": LAYOUTS,
+    "bar": COLORS,
+    "count": COUNTS,
+}
+"""Values of the hidden aspects."""
+LIKELY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    kind: dict(zip(VALUES, likely, strict=True))
+    for kind, likely in {
+        "Bakery": (("yellow", "pink"), ("red", "gray"), ("row",), ("blue", "green"), (2, 3)),
+        "Garden": (("green", "blue"), ("yellow", "pink"), ("column",), ("red", "gray"), (3, 4)),
+        "Hotel": (("gray", "red"), ("blue", "green"), ("row",), ("yellow", "pink"), (2, 4)),
+        "Museum": (("blue", "gray"), ("green", "red"), ("column",), ("pink", "yellow"), (2, 3)),
+    }.items()
+}
+"""Likely values of each aspect, by kind of house."""
+LIKELY_SHARE = 0.9
+"""How often an aspect has a likely value."""
+KINDS = tuple(LIKELY)
+PLACES = split_words(
+    "Rose Harbor Maple Summit River Cedar Valley Stone Meadow Willow "
+    "Lake Forest Castle Bridge Market Island Orchard Garnet Pine Heron"
+)
+QUALITIES = split_words(
+    "Old New Little Royal Golden Silver Happy Quiet Sunny Corner "
+    "Grand Lucky Modern Rural Bright Clever Gentle Noble Proud Swift"
+)
+TURN_COST = 0.01
+"""What each message after the first takes from the score."""
 MAX_TURNS = 6
 
 
@@ -80,12 +113,12 @@ def largest_difference(page: Design, goal: Design) -> str | None:
 NO_PAGE = "I see no page."
 RIGHT = "That is the page I want."
 SENTENCES = {
-    "background": "The background should be {}.",
-    "layout": "The boxes should be {}.",
-    "boxes": "The boxes should be {}.",
-    "count": "There should be {} boxes.",
-    "bar": "The bar at the top should be {}.",
-    "heading": "The heading should be {}.",
+    "background": "The background is not right.",
+    "layout": "The boxes are not in the right place.",
+    "boxes": "The boxes are not right.",
+    "count": "The number of boxes is not right.",
+    "bar": "The bar at the top is not right.",
+    "heading": "The heading is not right.",
 }
 
 
@@ -95,13 +128,7 @@ def scripted_reply(goal: Design, text: str) -> str:
     if html is None:
         return NO_PAGE
     name = largest_difference(read_design(html), goal)
-    if name is None:
-        return RIGHT
-    return SENTENCES[name].format(in_words(getattr(goal, name)))
-
-
-def in_words(value: Any) -> str:
-    return COUNTS.get(value) or LAYOUTS.get(value) or str(value)
+    return RIGHT if name is None else SENTENCES[name]
 
 
 @series
@@ -112,16 +139,36 @@ def generate(split: MicroSplit, seed: int) -> Iterator[Design]:
 
 
 def draw_design(rng: random.Random) -> Design:
-    """Draw a design whose background, bar and boxes have three colors."""
-    background, bar, boxes = rng.sample(COLORS, 3)
-    layout, count = rng.choice([*LAYOUTS]), rng.choice([*COUNTS])
-    heading = f"{rng.choice(PLACES)} {rng.choice(KINDS)}"
-    return Design(heading, background, boxes, layout, bar, count)
+    """Draw a design of any kind. Its background, bar and boxes have three colors."""
+    kind = rng.choice(KINDS)
+    while True:
+        hidden = {name: _draw_value(name, likely, rng) for name, likely in LIKELY[kind].items()}
+        if len({hidden[name] for name in ("background", "bar", "boxes")}) == 3:
+            return Design(draw_heading(kind, rng), **hidden)
+
+
+def _draw_value(name: str, likely: Sequence[Any], rng: random.Random) -> Any:
+    is_likely = rng.random() < LIKELY_SHARE
+    return rng.choice([value for value in VALUES[name] if (value in likely) == is_likely])
+
+
+def draw_heading(kind: str, rng: random.Random) -> str:
+    return f"{rng.choice(QUALITIES)} {rng.choice(PLACES)} {kind}"
+
+
+def other_values(name: str, value: Any) -> list[Any]:
+    """Return the values of an aspect without one of them."""
+    return [other for other in VALUES[name] if other != value]
+
+
+def share_right(page: Design, goal: Design) -> float:
+    """Return the share of the hidden aspects that a page has right."""
+    return sum(getattr(page, name) == getattr(goal, name) for name in VALUES) / len(VALUES)
 
 
 def canonical_key(d: Design) -> str:
-    """Return the identity of a design across splits: its hidden aspects."""
-    return f"{d.background}|{d.boxes}|{d.layout}|{d.bar}|{d.count}"
+    """Return the identity of a design across splits: its heading and its hidden aspects."""
+    return f"{d.heading}|{d.background}|{d.boxes}|{d.layout}|{d.bar}|{d.count}"
 
 
 def request(design: Design) -> str:
@@ -140,8 +187,12 @@ HIDDEN = "design"
 """Name of the secret with the design, as JSON."""
 
 
+SCORE = "design"
+"""Metric of the score by aspects."""
+
+
 class ScriptedUser:
-    """A scripted user, who names the largest difference of a page."""
+    """A scripted user, who says which aspect is the largest difference of a page."""
 
     name = "script:pages"
 
@@ -154,6 +205,11 @@ class PagesSettings(FrontendSettings):
     """Settings of the micro-world."""
 
     turns: int = key(MAX_TURNS, "Maximum turns of the agent.", ge=1)
+    score: Literal["aspects", "similarity"] = key(
+        "aspects",
+        f"Score of the last page: the share of its `aspects` that are right, minus {TURN_COST} for each message after "
+        "the first; or the `similarity` of the pictures, which need a browser.",
+    )
 
 
 class Pages(Frontend):
@@ -165,7 +221,28 @@ class Pages(Frontend):
     script: UserSimulator | None = ScriptedUser()
 
     def __init__(self, settings: PagesSettings | None = None) -> None:
-        super().__init__(settings or PagesSettings())
+        settings = settings or PagesSettings()
+        super().__init__(settings)
+        if settings.score == "aspects":
+            self.needs, self.reward, self.metric = (), SCORE, "aspects"
+
+    async def grade(self, state: State, session: Any) -> Grade:
+        """Score the aspects of the answer; 0 without a page."""
+        if self.settings.score == SIMILARITY:
+            return await super().grade(state, session)
+        goal = read_design(state.task.secrets[REFERENCE].reveal(GRADER))
+        share = 0.0 if state.answer is None else share_right(read_design(state.answer), goal)
+        turns = sum(turn.speaker.name == AGENT for turn in state.turns)
+        score = max(0.0, share - TURN_COST * (turns - 1))
+        return Grade(
+            score,
+            {
+                SCORE: score,
+                "aspects": share,
+                "turns": turns,
+                WELL_FORMED: float(state.end == ANSWERED and state.answer is not None),
+            },
+        )
 
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
