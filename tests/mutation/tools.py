@@ -60,7 +60,9 @@ LEVELS_RANDOM = f"{PLAN}test_the_levels_of_random_graphs_are_right"
 FRONTEND = "tests/environments/pages/test_frontend.py::"
 LAST_PAGE = f"{FRONTEND}test_only_the_last_page_is_rendered_and_scored"
 QUOTED = f"{FRONTEND}test_a_reference_quoted_in_any_way_is_a_leak"
-ONE_DIFFERENCE = f"{FRONTEND}test_the_scripted_user_names_the_largest_difference_alone"
+WHICH_ASPECT = (
+    f"{FRONTEND}test_the_scripted_user_says_which_aspect_is_wrong_and_not_what_it_should_be"
+)
 ADDRESSES = f"{FRONTEND}test_whole_addresses_of_pictures_are_replaced"
 SIMILARITY = "tests/tools/test_similarity.py::"
 IMAGE_SIZES = "tests/tools/test_render.py::test_placeholder_images_have_their_size"
@@ -165,7 +167,7 @@ FAULTS = (
     Fault(
         f"{E}pages.frontend:Frontend.page", around(lambda original, self, text: None), [LAST_PAGE]
     ),
-    Fault(f"{E}pages.micro_world:largest_difference", returns("bar"), [ONE_DIFFERENCE]),
+    Fault(f"{E}pages.micro_world:largest_difference", returns("bar"), [WHICH_ASPECT]),
     Fault(
         "coterie.datasets.web_pages:with_pictures", around(lambda original, html: html), [ADDRESSES]
     ),
