@@ -43,7 +43,26 @@ NAME = "sweet_rl/frontend"
 METHODS = ("sweet", "rejection_ft", "multi_turn_dpo")
 PATIENT = "zero_shot, to the last turn"
 MAX_BASE, MIN_ASKER = 0.6, 0.85
-TUNING: dict[str, dict[str, float]] = {}
+TUNING = {
+    "sweet": {
+        "nll_coef=1, learning_rate=1e-4, epochs=1": 0.270,
+        "nll_coef=1, learning_rate=1e-4, epochs=4": 0.340,
+        "nll_coef=1, learning_rate=3e-4, epochs=4": 0.343,
+    },
+    "rejection_ft": {
+        "min_reward=0.54, learning_rate=3e-4, epochs=8": 0.266,
+        "min_reward=0.54, learning_rate=3e-4, epochs=16": 0.276,
+        "min_reward=0.54, learning_rate=1e-3, epochs=8": 0.276,
+        "min_reward=0.34, learning_rate=3e-4, epochs=8": 0.269,
+    },
+    "multi_turn_dpo": {
+        "nll_coef=0.1, learning_rate=1e-4, epochs=4": 0.259,
+        "nll_coef=1, learning_rate=3e-4, epochs=4": 0.293,
+        "nll_coef=10, learning_rate=3e-4, epochs=4": 0.274,
+        "nll_coef=0.1, learning_rate=3e-4, epochs=4": 0.276,
+    },
+}
+"""Settings of the policy's training that were tried on the spare seed, and the score at temperature 1."""
 QUICK = Quick(("sweet", "rejection_ft"), ("rollout.tasks=60", "evaluate.tasks=60"))
 DEFAULTS = ("evaluate.tasks=550",)
 """More pages than are used, because seeds draw some of them twice."""
