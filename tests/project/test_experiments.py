@@ -410,8 +410,7 @@ def test_claims_on_games_whose_package_is_missing_are_refused_first(
     assert not (tmp_path / "all").exists()
 
 
-@pytest.mark.slow
-def test_the_gate_of_web_pages_has_an_oracle_that_is_always_right(cli: Cli, chromium: str) -> None:
+def test_the_gate_of_web_pages_has_an_agent_that_tries_the_likely_values_first(cli: Cli) -> None:
     gate = cli("reproduce", "sweet_rl-frontend", "--gate", "evaluate.tasks=16")
     values = json.loads(gate.out.splitlines()[-1])
-    assert values["oracle"] == 1.0 and 0.4 < values["base"] < 0.9, values
+    assert values["base"] < 0.6 < 0.85 < values["asker"] < 1, values
