@@ -33,7 +33,6 @@ from coterie.environments.pages.micro_world import (
     draw_heading,
     generate,
     largest_difference,
-    other_values,
     request,
     scripted_reply,
     write_page,
@@ -133,7 +132,8 @@ def any_page(heading: str | None, rng: random.Random) -> Design:
 
 def _changed(page: Design, name: str, rng: random.Random) -> Design:
     """Return a page with another value of an aspect."""
-    return replace(page, **{name: rng.choice(other_values(name, getattr(page, name)))})
+    others = [value for value in VALUES[name] if value != getattr(page, name)]
+    return replace(page, **{name: rng.choice(others)})
 
 
 def answer_text(page: Design) -> str:

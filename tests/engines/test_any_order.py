@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from coterie.engines.inprocess import InProcessEngine
-from coterie.models.adapters import activate, add_lora, copy_adapter, save_adapter, using
+from coterie.models.adapters import activate, add_lora, save_adapter, using
 from coterie.training.losses import DPO, DPOSettings
 from coterie.training.reference import with_reference
 from coterie.training.settings import TrainingSettings
@@ -142,14 +142,10 @@ def merge_for_a_while(bench: Bench) -> None:
     bench.model.unmerge_adapter()
 
 
-def frozen_copy(bench: Bench) -> None:
-    copy_adapter(bench.model, bench.random.choice(ROLES), f"copy-{bench.new_folder().name}")
-
-
 OF_ROLES: tuple[Callable[[Bench], None], ...] = (
     lambda bench: sft(bench, LORA, bench.random.choice(ROLES)),
     lambda bench: dpo(bench, LORA, bench.random.choice(ROLES)),
-    switch, load_other, write_adapter, merge_for_a_while, frozen_copy, write,
+    switch, load_other, write_adapter, merge_for_a_while, write,
 )  # fmt: skip
 
 

@@ -79,7 +79,6 @@ HIDDEN_THOUGHT = (
 SAMPLED_IDS = "tests/models/test_chat.py::test_sampled_ids_are_spliced_in_and_closed_once"
 ADAPTERS = "tests/contract/test_16_adapters.py::test_merged_exported_loaded_and_sampled_weights_are_the_adapters"
 SCALE_ADAPTER = f"{ROLES}test_the_scale_of_an_adapter_is_alpha_over_r"
-FROZEN_COPY = f"{ROLES}test_a_frozen_copy_is_the_reference_of_the_role_it_was_copied_from"
 BASE_DIFFERS = f"{ROLES}test_adapters_of_other_bases_and_unknown_ones_are_refused"
 
 

@@ -37,7 +37,6 @@ def plan(text: str) -> None:
 
 def read_calls(text: str) -> None:
     TAGS.parse(text, "length")
-    TAGS.find_answer(text)
 
 
 SIGNS = (

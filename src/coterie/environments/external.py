@@ -22,13 +22,7 @@ from starlette.routing import Route
 from coterie.config.settings import ScoreRange, key
 from coterie.config.user_code import as_number
 from coterie.datasets.catalogue import Split
-from coterie.environments.gateway import (
-    Gateway,
-    GatewaySession,
-    key_of,
-    or_refusal,
-    read_body,
-)
+from coterie.environments.gateway import Gateway, GatewaySession, key_of, or_refusal, read_body
 from coterie.environments.openai_api import RequestError, read_object
 from coterie.environments.program import ModelCalls, ModelCallSettings, RunningProgram, read_reward
 from coterie.environments.protocol import Shared

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
-from peft import set_peft_model_state_dict as set_state
 from peft.tuners.lora import Embedding
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
@@ -86,19 +85,6 @@ def add_lora(
         added = get_peft_model(model, config, adapter_name=name)
     assert isinstance(added, PeftModel)
     return added
-
-
-def copy_adapter(model: PeftModel, source: str, name: str) -> None:
-    """Add a frozen copy of the adapter ``source`` as ``name``, for use as a reference."""
-    weights = get_peft_model_state_dict(model, adapter_name=source)
-    active = model.active_adapter
-    model.add_adapter(name, model.peft_config[source])
-    set_state(model, weights, adapter_name=name)
-    model.set_adapter(active)
-    # New adapters are trainable, but a reference has to keep its weights.
-    for weight_name, weight in model.named_parameters():
-        if f".{name}." in weight_name:
-            weight.requires_grad_(False)
 
 
 def activate(model: Any, name: str) -> None:

@@ -13,12 +13,7 @@ from coterie.rewards.dialogue_reward import PathReward
 from coterie.rollout.episodes import Driver, Episode, EpisodeResult, bounded_gather
 from coterie.rollout.sessions import Sessions
 from coterie.runs.loop import REINFORCE
-from coterie.runs.reinforce_batch import (
-    AgentPath,
-    StepSamples,
-    informative_tasks,
-    paths_of,
-)
+from coterie.runs.reinforce_batch import AgentPath, StepSamples, informative_tasks, paths_of
 from coterie.runs.reinforce_record import Group, step_stage
 from coterie.runs.reinforce_settings import GroupSettings, StepSettings
 from coterie.runs.work_items import done_of, record

@@ -22,12 +22,7 @@ from peft import PeftModel
 from coterie.engines.inprocess import InProcessEngine
 from coterie.engines.protocol import Sampling
 from coterie.engines.settings import EngineSettings
-from coterie.models.adapters import (
-    DEFAULT,
-    NEW_HEAD,
-    ModelSource,
-    add_lora,
-)
+from coterie.models.adapters import DEFAULT, NEW_HEAD, ModelSource, add_lora
 from coterie.models.loading import LoadedModel, is_adapter
 from coterie.record.rows import Facts, Row, Target
 from coterie.rollout.samplers import TokenSampler
@@ -82,12 +77,7 @@ class Roles:
         return self.known[name].model
 
     def load(
-        self,
-        name: str,
-        version: int | Path,
-        *,
-        merge: bool | None = None,
-        trainable: bool = False,
+        self, name: str, version: int | Path, *, merge: bool | None = None, trainable: bool = False
     ) -> LoadedModel:
         """Load a version of a role, as described by :meth:`source`."""
         source = self.source(name, version, merge=merge, trainable=trainable)
@@ -111,12 +101,7 @@ class Roles:
         return source.load(device, template, base)
 
     def source(
-        self,
-        name: str,
-        version: int | Path,
-        *,
-        merge: bool | None = None,
-        trainable: bool = False,
+        self, name: str, version: int | Path, *, merge: bool | None = None, trainable: bool = False
     ) -> ModelSource:
         """Return the weights of a version of a role.
 

@@ -165,15 +165,6 @@ class Tags:
             )
         return text
 
-    def find_answer(self, text: str) -> str | None:
-        """Return the text of the last complete answer tag, or ``None``."""
-        if self.answer is None:
-            return None
-        before, closing_tag, _ = text.rpartition(f"</{self.answer}>")  # so that every tag closes
-        text = before + closing_tag
-        answers = re.findall(f"<{self.answer}>(.*?)</{self.answer}>", text, re.DOTALL)
-        return answers[-1].strip() if answers else None
-
     def show(self, results: Sequence[ToolResult]) -> str:
         """Format results for the agent, in the order of the calls."""
         tag = self.observation

@@ -1,6 +1,6 @@
 """The ``pages`` micro-world: an agent makes a small page with hidden colors, boxes and layout.
 
-The request tells the heading alone, whose kind of house makes one value of each aspect likely. The user sees the page
+The request tells the heading alone, whose kind of house makes some values of each aspect likely. The user sees the page
 and says which aspect is not right, but not what it should be. The score is the share of the hidden aspects that the
 last page has right, and each message after the first costs a little of it. A page is short HTML. A hash of the hidden
 aspects decides the split.
@@ -156,11 +156,6 @@ def draw_heading(kind: str, rng: random.Random) -> str:
     return f"{rng.choice(QUALITIES)} {rng.choice(PLACES)} {kind}"
 
 
-def other_values(name: str, value: Any) -> list[Any]:
-    """Return the values of an aspect without one of them."""
-    return [other for other in VALUES[name] if other != value]
-
-
 def share_right(page: Design, goal: Design) -> float:
     """Return the share of the hidden aspects that a page has right."""
     return sum(getattr(page, name) == getattr(goal, name) for name in VALUES) / len(VALUES)
@@ -185,8 +180,6 @@ SYSTEM_PROMPT = (
 )
 HIDDEN = "design"
 """Name of the secret with the design, as JSON."""
-
-
 SCORE = "design"
 """Metric of the score by aspects."""
 
@@ -234,15 +227,9 @@ class Pages(Frontend):
         share = 0.0 if state.answer is None else share_right(read_design(state.answer), goal)
         turns = sum(turn.speaker.name == AGENT for turn in state.turns)
         score = max(0.0, share - TURN_COST * (turns - 1))
-        return Grade(
-            score,
-            {
-                SCORE: score,
-                "aspects": share,
-                "turns": turns,
-                WELL_FORMED: float(state.end == ANSWERED and state.answer is not None),
-            },
-        )
+        well_formed = float(state.end == ANSWERED and state.answer is not None)
+        metrics = {SCORE: score, "aspects": share, "turns": turns, WELL_FORMED: well_formed}
+        return Grade(score, metrics)
 
     def tasks(
         self, split: Split, count: int, seed: int, previous_counts: Sequence[int] = ()
