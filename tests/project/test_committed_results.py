@@ -9,7 +9,14 @@ import pytest
 
 from coterie.progress import Silent
 from coterie.recipes.base import Recipe
-from experiments import dense_tree_density, gap, gap_rounds, multi_agent, optima_transfer
+from experiments import (
+    dense_tree_density,
+    gap,
+    gap_rounds,
+    multi_agent,
+    optima_transfer,
+    sweet_rl_frontend,
+)
 from experiments.experiment import Experiment, held_out_results, load, make_recipe
 from experiments.results import CHECKOUT, read
 from experiments.sweet_rl import BACKEND
@@ -32,6 +39,11 @@ def one_fact(overrides: list[str]) -> Recipe:
     return optima_transfer.make(Experiment(Path(), overrides, [0], Silent()), "isft", 0)
 
 
+def web_pages(overrides: list[str]) -> Recipe:
+    words = [*sweet_rl_frontend.DEFAULTS, *overrides]
+    return cast(Recipe, make_recipe(sweet_rl_frontend.NAME, words))
+
+
 def compared(overrides: list[str]) -> Recipe:
     words = [*gap_rounds.DEFAULTS, *overrides]
     return gap_rounds.make(Experiment(Path(), words, [0], Silent()), 0)
@@ -48,6 +60,7 @@ BASES: dict[str, tuple[str, Callable[[list[str]], Recipe]]] = {
     "optima-transfer": ("base", one_fact),
     "rl": ("exchange: base", lambda overrides: make_recipe("rl/grpo", overrides, "exchange")),
     "sweet_rl": ("zero_shot", lambda overrides: make_recipe(BACKEND, overrides)),
+    "sweet_rl-frontend": ("zero_shot", web_pages),
 }
 """Row of the untrained base and its recipe, by experiment."""
 
